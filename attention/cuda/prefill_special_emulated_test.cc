@@ -151,6 +151,7 @@ TEST_P(PrefillSpecialTest, PagedXOfTypesHeadSizesAndBlocks) {
                             Case{DType::kF16, DType::kF16, 128, 96, 16},
                             Case{DType::kBF16, DType::kBF16, 80, 128, 40},
                             Case{DType::kF16, DType::kF16, 256, 192, 128},
+                            Case{DType::kBF16, DType::kBF16, 96, 112, 48},
                             Case{DType::kBF16, DType::kF8E4M3, 64, 128, 16},
                             Case{DType::kF16, DType::kI8, 128, 80, 48},
                             Case{DType::kBF16, DType::kF8E5M2, 112, 64, 64}}) {

@@ -46,9 +46,9 @@ KVB_DEVICE void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
 }
 
 // Starts copying the box of the tensor at these coordinates, innermost first, to shared memory. A
-// row's pieces are permuted as the tensor says, those of 128 bytes as in wgmma's operands (hopper.h);
-// `to` is a multiple of 128. What is outside of the tensor is zeros, and all bytes of the box count
-// at the barrier.
+// row's pieces are permuted as the tensor says, those of 128 bytes as in wgmma's operands
+// (hopper.h). `to` is a multiple of 128 and x0 of 8. What is outside of the tensor is zeros, and all
+// bytes of the box count at the barrier.
 KVB_DEVICE void CopyBox(uint32_t to, const TensorMap& map, int32_t x0, int32_t x1, int32_t x2,
                         int32_t x3, uint32_t barrier) {
 #ifdef KVBLOCKS_CUDA_EMULATION

@@ -47,7 +47,19 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
       }
       // Lanes 0 to 3 have all queries.
       existing_[e] = (__ballot_sync(kFullWarp, exists) & 0xf) * 0x11111111u;
+      // Bytes that lie one after another are the whole rule, if there is no band.
+      const MaskRule& mask = p.scoring.mask;
+      const bool has_bytes = mask.bytes && mask.form != kMaskTemplate && mask.column_stride == 1 &&
+                             mask.form != kMaskRaggedBits && mask.mode != 0 && mask.mode != 4 &&
+                             p.scoring.block_sparse.vert_stride <= 1 && !sees_[e].has_bias &&
+                             sees_[e].mask_row >= 0 && sees_[e].mask_row < mask.rows;
+      bytes_[e] = nullptr;
+      if (exists && has_bytes) {
+        bytes_[e] = static_cast<const uint8_t*>(mask.data) + sees_[e].mask_base;
+      }
+      has_bytes_ = __all_sync(kFullWarp, !exists || has_bytes) != 0 && (e == 0 || has_bytes_);
     }
+    tests_ = p.scoring.mask.form != kMaskNone || p.scoring.block_sparse.vert_stride > 1;
   }
 
   // What queries see of a warp's 16 keys from `first` on. Before one waits for the keys: masks are
@@ -56,6 +68,18 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
                          uint32_t missing) {
     const int g = static_cast<int>(threadIdx.x % 32) / 4;
     uint32_t flags = 0;
+    // All that exist see all, but for what a mask hides.
+    open_ = missing == 0 && first >= item.open_begin &&
+            first + kDecodeWarpTile - 1 <= item.open_last &&
+            (!tests_ || (has_bytes_ && first + kDecodeWarpTile <= p.scoring.mask.columns));
+    if (open_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        hides_[i] = 0;
+        if (tests_ && bytes_[i % 2] != nullptr) hides_[i] = bytes_[i % 2][first + g + i / 2 * 8];
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const RowSees& sees = sees_[i % 2];
@@ -76,18 +100,30 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
                          uint32_t at, int first, uint32_t missing) {
     // A bit per lane: of keys g and g + 8 (i / 2), queries 2t and 2t + 1 (i % 2).
     uint32_t seen[4];
+    if (open_) {
+      open_ = !__any_sync(kFullWarp, (hides_[0] | hides_[1] | hides_[2] | hides_[3]) != 0);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) seen[i] = __ballot_sync(kFullWarp, visible_[i]);
-    if ((seen[0] | seen[1] | seen[2] | seen[3]) == 0) return;
+      for (int i = 0; i < 4; ++i) {
+        visible_[i] = hides_[i] == 0 && sees_[i % 2].lo < sees_[i % 2].hi;
+        bias_[i] = 0;
+      }
+    }
+    if (!open_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) seen[i] = __ballot_sync(kFullWarp, visible_[i]);
+      if ((seen[0] | seen[1] | seen[2] | seen[3]) == 0) return;
+    }
     const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
     float s[1][4];
     this->Scores(at, s);
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] *= this->factor[i % 2];
     this->Adjust(p, item, row_group, first, 0, false, s);
+    if (!open_) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s[0][i] = visible_[i] ? s[0][i] + bias_[i] * 1.4426950408889634f : -INFINITY;
+      for (int i = 0; i < 4; ++i) {
+        s[0][i] = visible_[i] ? s[0][i] + bias_[i] * 1.4426950408889634f : -INFINITY;
+      }
     }
     this->Weigh(s);
     uint32_t weights[1][2] = {
@@ -112,7 +148,8 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
         keep[n] = ((bits & 0xf) != 0 ? 0xffffu : 0u) | ((bits & 0xf0) != 0 ? 0xffff0000u : 0u);
       }
     };
-    uint32_t keep[2];
+    uint32_t keep[2] = {0xffffffffu, 0xffffffffu};
+    if (open_) return Add<false>(p.is_paged_x, at, weights, keep, 0);
     const uint32_t low = seen[0] | seen[1], high = seen[2] | seen[3];
     keep_of(low, high, keep);
     const bool is_mixed = IsMixed(low, seen[0], seen[1]) || IsMixed(high, seen[2], seen[3]);
@@ -198,8 +235,14 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
   }
 
   RowSees sees_[2];        // of queries 2t and 2t + 1
-  bool visible_[4];        // of Attend's `seen`, this lane's
-  float bias_[4];          // the same keys'
+  const uint8_t* bytes_[2];  // what the mask has of them, if has_bytes_
+  bool has_bytes_, tests_;
+  // LookAt's: whether hides_ alone is to be looked at, which is 0 of what queries see; else
+  // visible_ is, of Attend's `seen` this lane's.
+  bool open_;
+  uint8_t hides_[4];
+  bool visible_[4];
+  float bias_[4];         // the same keys'
   uint32_t existing_[2];  // as Attend's `seen`, of eight keys
 };
 

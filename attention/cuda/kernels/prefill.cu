@@ -413,9 +413,7 @@ class Prefill {
         AddNonFiniteByBits<T>(values, out_[m], RowOf(m), Visible(shared_).Words(n), BadBits(n),
                               IsPagedX(params_));
       } else {
-        AddNonFinite<T, kKeys>(params_, tile_, out_[m], RowOf(m), key0, [&](int d, int key) {
-          return ValuesOfKey<kKeys>(values, d, key);
-        });
+        AddNonFinite<T, kKeys>(params_, tile_, values, out_[m], RowOf(m), key0);
       }
     }
     __syncthreads();

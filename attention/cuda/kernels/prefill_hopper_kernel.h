@@ -257,23 +257,26 @@ class Consumer {
   // By both consumers, V being there.
   KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0,
                                       uint32_t step) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
-    words += stage * kProducerWarps;
-    if (!__any_sync(kFullWarp, words[lane_ % kProducerWarps] != 0)) [[likely]]
+    const uint32_t* found = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
+    found += stage * kProducerWarps;
+    if (!__any_sync(kFullWarp, found[lane_ % kProducerWarps] != 0)) [[likely]]
       return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
-    const auto pair_at = [&](int d, int key) {
-      if constexpr (Kind::kPagedX) return ValuesOfKeyByDims<kDv>(values, d, key);
-      return ValuesOfKey<kKeys>(values, d, key);
-    };
     if constexpr (Kind::kTested) {
-      const uint32_t* low = reinterpret_cast<const uint32_t*>(Seen().Words(step) + 2 * row_);
+      const auto* words = reinterpret_cast<const uint32_t*>(Seen().Words(step) + 2 * row_);
       AddNonFiniteOf<Value, kKeys>(
-          out_, [&](int key) { return (low[key / 32] >> key % 32 & 1) != 0; },
-          [&](int key) { return (low[8 * 4 + key / 32] >> key % 32 & 1) != 0; }, pair_at);
+          values, out_, [&](int key) { return (words[key / 32] >> key % 32 & 1) != 0; },
+          [&](int key) { return (words[8 * 4 + key / 32] >> key % 32 & 1) != 0; },
+          AtKey<kKeys>);
+    } else if constexpr (Kind::kPagedX) {
+      const KeyRange low = RangeOfRow(params_, tile, row_, key0);
+      const KeyRange high = RangeOfRow(params_, tile, row_ + 8, key0);
+      AddNonFiniteOf<Value, kKeys>(
+          values, out_, [&](int key) { return key >= low.begin && key < low.end; },
+          [&](int key) { return key >= high.begin && key < high.end; }, AtKeyByDims<kDv>);
     } else {
-      AddNonFinite<Value, kKeys>(params_, tile, out_, row_, key0, pair_at);
+      AddNonFinite<Value, kKeys>(params_, tile, values, out_, row_, key0);
     }
     NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
     ZeroNonFinite<Value, Shared::kValueBytes>(values, thread_, kConsumerThreads);

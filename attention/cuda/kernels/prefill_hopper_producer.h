@@ -524,7 +524,8 @@ class Producer {
           constexpr int kBoxKeys = kValues ? kPagedXKeys : kPagedXKeys / 2;
           if (i * kBoxKeys >= kWarpKeys) break;
           const int group = i * kBoxKeys / kPagedXKeys, behind = i * kBoxKeys % kPagedXKeys;
-          const int32_t offset = boxes.offset[group] + behind;
+          // Of no block, too, a multiple of what the engine takes.
+          const int32_t offset = (boxes.offset[group] & -kPagedXKeys) + behind;
           CopyBox(base_ + to + (warp_ * kWarpKeys + i * kBoxKeys) * kColumns * kColumnBytes, map,
                   kValues ? offset : 8 * offset, 0, now_.kv_head, boxes.block[group], barrier);
           continue;

@@ -29,9 +29,33 @@ template <int kDv>
 KVB_DEVICE int PieceByDims(int dim, int octet) {
   return (octet / 2 * kDv + dim) * 32 + ((octet % 2 ^ dim / 4 % 2) << 4);
 }
-// As ValuesOfKey.
+
+// As AddNonFinite, of the keys that in_low(key) and in_high(key) say the lane's two rows see;
+// at(values, d, key): its two values of the d-th eight dimensions.
+template <typename T, int kKeys, int kTiles, typename InLow, typename InHigh, typename At>
+KVB_DEVICE void AddNonFiniteOf(const unsigned char* values, float (&out)[kTiles][4],
+                               const InLow& in_low, const InHigh& in_high, const At& at) {
+#pragma unroll 1
+  for (int key = 0; key < kKeys; ++key) {
+    const bool low = in_low(key), high = in_high(key);
+#pragma unroll
+    for (int d = 0; d < kTiles; ++d) {
+      const uint32_t pair = at(values, d, key);
+      const uint32_t special = NonFiniteHalves<T>(pair);
+      if (special == 0) continue;
+      const float2 both = T::Unpack(pair & special);
+      if (low) out[d][0] += both.x, out[d][1] += both.y;
+      if (high) out[d][2] += both.x, out[d][3] += both.y;
+    }
+  }
+}
+template <int kKeys>
+KVB_DEVICE uint32_t AtKey(const unsigned char* values, int d, int key) {
+  return *reinterpret_cast<const uint32_t*>(values + (d / 8 * kKeys + key) * 128 +
+                                            ((d % 8 ^ (key & 7)) << 4) + threadIdx.x % 4 * 4);
+}
 template <int kDv>
-KVB_DEVICE uint32_t ValuesOfKeyByDims(const unsigned char* values, int d, int key) {
+KVB_DEVICE uint32_t AtKeyByDims(const unsigned char* values, int d, int key) {
   const int dim = 8 * d + static_cast<int>(threadIdx.x % 4 * 2);
   const auto at = [&](int n) {
     return uint32_t{*reinterpret_cast<const uint16_t*>(values + PieceByDims<kDv>(n, key / 8) +
@@ -128,24 +152,34 @@ class TileFinder {
   // rows may see nothing.
   KVB_DEVICE bool Find(const RowTile& tile, uint32_t step, bool is_first) {
     const bool exists = thread_ < tile.num_rows;
+    const int32_t end = tile.seen.end;
     int32_t keys[2] = {-1, -1};
     uint64_t words[2] = {0, 0};
 #pragma unroll 1
     for (int found = 0; found < 2;) {
-      const int32_t key = SkipHidden(tile, next_);
-      next_ = key + 64;
-      if (key >= tile.seen.end) {
-        next_ = tile.seen.end;
+      // Two at a time, for what is read of masks takes its time.
+      int32_t asked[2];
+      asked[0] = SkipHidden(tile, next_);
+      if (asked[0] >= end) {
+        next_ = end;
         if (found == 0 && !is_first) return false;
         break;
       }
-      const uint64_t word = exists ? WordOf(RuleOf(thread_), key) : 0;
-      if (!AnyRow(word != 0)) continue;
-      // The first tile begins where that of an interval does.
-      if (found == 1 || (is_first && key / 64 % 2 != 0)) {
-        keys[1] = key, words[1] = word, found = 2;
-      } else {
-        keys[0] = key, words[0] = word, found = 1;
+      asked[1] = SkipHidden(tile, asked[0] + 64);
+      uint64_t seen[2] = {0, 0};
+      if (exists) WordsOf(RuleOf(thread_), asked, asked[1] < end, seen);
+      const uint32_t any = AnyRow(seen[0] != 0, seen[1] != 0);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (found == 2) break;
+        next_ = asked[i] + 64;
+        if ((any >> i & 1) == 0) continue;
+        // The first tile begins where that of an interval does.
+        if (found == 1 || (is_first && asked[i] / 64 % 2 != 0)) {
+          keys[1] = asked[i], words[1] = seen[i], found = 2;
+        } else {
+          keys[0] = asked[i], words[0] = seen[i], found = 1;
+        }
       }
     }
     if (!exists) words[0] = words[1] = ~uint64_t{0};
@@ -168,13 +202,15 @@ class TileFinder {
     return reinterpret_cast<RowRule*>(shared_ + Shared::kRules)[row];
   }
 
-  KVB_DEVICE bool AnyRow(bool mine) {
+  // A bit for each of two questions.
+  KVB_DEVICE uint32_t AnyRow(bool first, bool second) {
     uint32_t* const by_warp =
         reinterpret_cast<uint32_t*>(shared_ + Shared::kAnySeen) + asked_++ % 2 * 4;
-    const bool any = __any_sync(kFullWarp, mine) != 0;
+    const uint32_t any = (__any_sync(kFullWarp, first) != 0 ? 1u : 0u) |
+                         (__any_sync(kFullWarp, second) != 0 ? 2u : 0u);
     if (thread_ % 32 == 0) by_warp[thread_ / 32] = any;
     NamedBarrierSync(kProducersBarrier, kPrefillRows);
-    return (by_warp[0] | by_warp[1] | by_warp[2] | by_warp[3]) != 0;
+    return by_warp[0] | by_warp[1] | by_warp[2] | by_warp[3];
   }
 
   // From 64 keys to the next that the block-sparse rule does not hide from all rows. Of all tokens
@@ -187,7 +223,10 @@ class TileFinder {
     if (by_block.Quotient(static_cast<uint32_t>(key) + 63) >= local) return key;
     const uint32_t block = by_block.Quotient(static_cast<uint32_t>(key));
     int64_t least = local;
-    const int rows = tile.group < tile.num_rows ? tile.group : tile.num_rows;
+    // Heads of a group differ where the offset goes by query heads.
+    const int rows = params_.scoring.block_sparse.head_sliding_step <= 0 ? 1
+                     : tile.group < tile.num_rows                        ? tile.group
+                                                                         : tile.num_rows;
     for (int row = 0; row < rows; ++row) {
       const int64_t seen = int64_t{block} + divisors_.ToStride(block, RuleOf(row).offset);
       if (seen < least) least = seen;
@@ -212,25 +251,67 @@ class TileFinder {
     return seen;
   }
 
-  // Which of 64 keys a row sees.
-  KVB_DEVICE uint64_t WordOf(const RowRule& rule, int32_t key0) const {
-    uint64_t bits = BitsBetween(int64_t{rule.sees.lo} - key0, int64_t{rule.end} - key0);
-    if (bits != 0 && IsSparse()) bits &= SparseBits(rule, key0);
-    const MaskRule& mask = params_.scoring.mask;
-    if (bits == 0 || mask.form == kMaskNone) return bits;
-    uint64_t hidden = 0;
-    if (HiddenAtOnce(mask, rule.sees, key0, hidden)) {
-      // What comes in some steps is in L2 then.
-      if (mask.bytes && int64_t{key0} + kAhead < mask.columns) {
-        PrefetchToL2(static_cast<const char*>(mask.data) + rule.sees.mask_base + key0 + kAhead);
+  // Which of 64 keys each a row sees.
+  KVB_DEVICE void WordsOf(const RowRule& rule, const int32_t (&keys)[2], bool has_second,
+                          uint64_t (&words)[2]) const {
+    const bool masked = params_.scoring.mask.form != kMaskNone;
+    bool hides[2] = {masked, masked};
+    if (masked && has_second) LookForHidden(rule.sees, keys, hides);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i == 1 && !has_second) break;
+      uint64_t bits = ~uint64_t{0};
+      if (keys[i] < rule.sees.lo || keys[i] > rule.end - 64) {
+        bits = BitsBetween(int64_t{rule.sees.lo} - keys[i], int64_t{rule.end} - keys[i]);
       }
-      return bits & ~hidden;
+      if (bits != 0 && IsSparse()) bits &= SparseBits(rule, keys[i]);
+      if (bits != 0 && hides[i]) bits = WithoutMasked(rule.sees, keys[i], bits);
+      words[i] = bits;
     }
+  }
+
+  // Leaves false where a mask of bytes that lie one after another hides nothing, as most do of most
+  // keys.
+  KVB_DEVICE void LookForHidden(const RowSees& sees, const int32_t (&keys)[2],
+                                bool (&hides)[2]) const {
+    const MaskRule& mask = params_.scoring.mask;
+    if (!mask.bytes || mask.form == kMaskTemplate || mask.form == kMaskRaggedBits ||
+        mask.column_stride != 1 || sees.mask_row < 0 || sees.mask_row >= mask.rows ||
+        int64_t{keys[1]} + 64 > mask.columns) {
+      return;
+    }
+    const auto* row = static_cast<const unsigned char*>(mask.data) + sees.mask_base;
+    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) return;
+    uint4 read[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        read[i][n] = reinterpret_cast<const uint4*>(row + keys[i])[n];
+      }
+    }
+    // What comes in some steps is in L2 then.
+    if (int64_t{keys[1]} + kAhead < mask.columns) PrefetchToL2(row + keys[1] + kAhead);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t any = 0;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        any |= read[i][n].x | read[i][n].y | read[i][n].z | read[i][n].w;
+      }
+      hides[i] = any != 0;
+    }
+  }
+
+  KVB_DEVICE uint64_t WithoutMasked(const RowSees& sees, int32_t key0, uint64_t bits) const {
+    const MaskRule& mask = params_.scoring.mask;
+    uint64_t hidden = 0;
+    if (HiddenAtOnce(mask, sees, key0, hidden)) return bits & ~hidden;
     uint32_t flags = 0;
 #pragma unroll 1
     for (int key = 0; key < 64; ++key) {
       if ((bits >> key & 1) != 0 &&
-          MaskValueOf(mask, rule.sees, 0, int64_t{key0} + key, flags) != 0) {
+          MaskValueOf(mask, sees, 0, int64_t{key0} + key, flags) != 0) {
         bits &= ~(uint64_t{1} << key);
       }
     }

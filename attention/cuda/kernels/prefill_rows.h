@@ -206,39 +206,27 @@ KVB_DEVICE void ZeroNonFinite(unsigned char* values, int thread, int threads) {
   }
 }
 
-// Into this lane's accumulators of a warp's 16 rows, of the keys that in_low(key) and in_high(key)
-// say its two rows see; pair_at(d, key): the lane's two values of the d-th eight dimensions.
-template <typename T, int kKeys, int kTiles, typename InLow, typename InHigh, typename PairAt>
-KVB_DEVICE void AddNonFiniteOf(float (&out)[kTiles][4], const InLow& in_low, const InHigh& in_high,
-                               const PairAt& pair_at) {
+// Into this lane's accumulators of a warp's 16 rows.
+template <typename T, int kKeys, int kTiles>
+KVB_DEVICE void AddNonFinite(const PrefillParams& params, const RowTile& tile,
+                             const unsigned char* values, float (&out)[kTiles][4], int row,
+                             int32_t key0) {
+  const KeyRange low = RangeOfRow(params, tile, row, key0);
+  const KeyRange high = RangeOfRow(params, tile, row + 8, key0);
   for (int key = 0; key < kKeys; ++key) {
-    const bool low = in_low(key), high = in_high(key);
+    const bool in_low = key >= low.begin && key < low.end;
+    const bool in_high = key >= high.begin && key < high.end;
 #pragma unroll
     for (int d = 0; d < kTiles; ++d) {
-      const uint32_t pair = pair_at(d, key);
+      const uint32_t pair = *reinterpret_cast<const uint32_t*>(
+          values + (d / 8 * kKeys + key) * 128 + ((d % 8 ^ (key & 7)) << 4) + threadIdx.x % 4 * 4);
       const uint32_t special = NonFiniteHalves<T>(pair);
       if (special == 0) continue;
       const float2 both = T::Unpack(pair & special);
-      if (low) out[d][0] += both.x, out[d][1] += both.y;
-      if (high) out[d][2] += both.x, out[d][3] += both.y;
+      if (in_low) out[d][0] += both.x, out[d][1] += both.y;
+      if (in_high) out[d][2] += both.x, out[d][3] += both.y;
     }
   }
-}
-
-template <int kKeys>
-KVB_DEVICE uint32_t ValuesOfKey(const unsigned char* values, int d, int key) {
-  return *reinterpret_cast<const uint32_t*>(values + (d / 8 * kKeys + key) * 128 +
-                                            ((d % 8 ^ (key & 7)) << 4) + threadIdx.x % 4 * 4);
-}
-template <typename T, int kKeys, int kTiles, typename PairAt>
-KVB_DEVICE void AddNonFinite(const PrefillParams& params, const RowTile& tile,
-                             float (&out)[kTiles][4], int row, int32_t key0,
-                             const PairAt& pair_at) {
-  const KeyRange low = RangeOfRow(params, tile, row, key0);
-  const KeyRange high = RangeOfRow(params, tile, row + 8, key0);
-  AddNonFiniteOf<T, kKeys>(
-      out, [&](int key) { return key >= low.begin && key < low.end; },
-      [&](int key) { return key >= high.begin && key < high.end; }, pair_at);
 }
 
 // --- Outputs ---
