@@ -271,14 +271,13 @@ class DecodeLoader {
 #pragma unroll
     for (int octet = 0; octet < 2; ++octet) {
       const int row = 8 * octet + lane_ % 8;
-      const bool exists =
-          kAll || ((missing >> octet & 1) == 0 && row >= begin && row < end);
+      const bool exists = kAll || ((missing >> octet & 1) == 0 && row >= begin && row < end);
       const char* key = k_ + uint64_t{octet == 0 ? k0 : k1} * p_.k_unit;
 #pragma unroll
       for (int i = 0; i < kChunks / 4; ++i) {
         const int chunk = lane_ / 8 + 4 * i;
-        copy(to + ChunkAt(FirstChunk<kChunks>(row), chunk), key, exists && chunk < key_chunks,
-             p_.k);
+        copy(to + (octet * kChunks + chunk) * 128 + lane_ % 8 * 16, key,
+             exists && chunk < key_chunks, p_.k);
         key += next_key;
       }
     }

@@ -7,7 +7,8 @@
 // some queries see stays away from the others: its value is multiplied by a weight of 0, or, where
 // that is an infinity or NaN, each query is added alone.
 //
-// Values of kPagedX lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per
+// Keys of kPagedX lie in shared memory as in the cache, which are whole lines: per octet of keys,
+// per 16 bytes of a row, those of eight keys. Values lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per
 // octet, that change places with every fourth dimension (16-bit elements), or one of 16 codes.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
@@ -115,7 +116,12 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
     }
     const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
     float s[1][4];
-    this->Scores(at, s);
+    if (p.is_paged_x) {
+      const uint32_t row = at + lane % 16 / 8 * (Shape::kChunks * 128) + lane % 8 * 16;
+      this->ScoresOf(s, [&](int chunk) { return row + (lane / 16 + chunk) * 128; });
+    } else {
+      this->Scores(at, s);
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) s[0][i] *= this->factor[i % 2];
     this->Adjust(p, item, row_group, first, 0, false, s);

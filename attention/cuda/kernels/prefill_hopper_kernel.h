@@ -218,7 +218,7 @@ class Consumer {
   }
   // Whether some row sees less of the step's tile than another.
   KVB_DEVICE bool IsEdgeOf(const KeyRange& whole, int32_t key0, uint32_t step) const {
-    if constexpr (Kind::kTested) return Seen().IsMixed(step);
+    if constexpr (Kind::kTested) return Seen().At(step).by_warp[0].is_mixed != 0;
     return IsEdge(whole, key0);
   }
   KVB_DEVICE void FinishTested(const RowTile& tile, float (&scores)[kKeys / 8][4], bool rich,
@@ -229,7 +229,7 @@ class Consumer {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           ModifyScores(params_, tile, reinterpret_cast<float(&)[8][4]>(scores[8 * half]), row_,
-                       seen.keys[half]);
+                       seen.by_warp[0].keys[half]);
         }
       }
       const int first = thread_ / 32 * 16;  // of the warp's rows

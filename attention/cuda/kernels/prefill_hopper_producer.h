@@ -61,7 +61,7 @@ struct InPagedX : SameTypes<T> {
 template <typename T>
 struct Tested : SameTypes<T> {
   static constexpr bool kTested = true;
-  static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+  static constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
 };
 // Codes as what they are exact in: K as the queries' type, V as f16, in which weights are most
 // exact.
@@ -354,7 +354,7 @@ class Producer {
   // This lane's of tile n; -1: none.
   KVB_DEVICE int32_t KeyOfLane(const Source& source, int n) const {
     if constexpr (Kind::kTested) {
-      const int32_t first = Seen().At(step_ + n).keys[thread_ / 64];
+      const int32_t first = Seen().At(step_ + n).by_warp[warp_].keys[thread_ / 64];
       return first < 0 ? -1 : first + thread_ % 64;
     }
     return source.TileKey(n) + thread_;
@@ -555,7 +555,7 @@ class Producer {
   KVB_DEVICE SeenTiles<Shared> Seen() const { return {shared_}; }
   // Whether some row sees less of tile n than another.
   KVB_DEVICE bool IsEdgeOf(int n) const {
-    if constexpr (Kind::kTested) return Seen().IsMixed(step_ + n);
+    if constexpr (Kind::kTested) return Seen().At(step_ + n).by_warp[warp_].is_mixed != 0;
     return IsEdge(tile_->seen_by_all, now_.TileKey(n));
   }
   // One more than num_tiles, or the mark of the last one.

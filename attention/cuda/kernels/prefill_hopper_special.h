@@ -72,9 +72,14 @@ inline constexpr int kProducersBarrier = 4;
 
 struct SeenTile {
   uint32_t mixed[4];  // a bit per row that does not see all of the tile
-  int32_t keys[2];    // the first ones of the halves; -1: none
   uint32_t is_last;   // of its row tile
-  uint32_t unused;
+  uint32_t unused[3];
+  // For each producing warp alone, and for consumers: the first keys of the halves, -1 for none;
+  // whether any row is mixed.
+  struct {
+    int32_t keys[2];
+    uint32_t is_mixed, unused;
+  } by_warp[4];
 };
 
 // What a row's bits are made of.
@@ -110,10 +115,6 @@ struct SeenTiles {
   KVB_DEVICE uint64_t* Words(uint32_t step) const {
     return reinterpret_cast<uint64_t*>(shared + Shared::kSeenWords) +
            step % kSeenSlots * 2 * kPrefillRows;
-  }
-  KVB_DEVICE bool IsMixed(uint32_t step) const {
-    const uint32_t(&mixed)[4] = At(step).mixed;
-    return (mixed[0] | mixed[1] | mixed[2] | mixed[3]) != 0;
   }
 };
 
@@ -166,6 +167,13 @@ class TileFinder {
         break;
       }
       asked[1] = SkipHidden(tile, asked[0] + 64);
+      const bool open = found == 0 && asked[1] < end && !(is_first && asked[0] / 64 % 2 != 0) &&
+                        IsOpen(tile, asked[0]) && IsOpen(tile, asked[1]);
+      if (open && !AnyHides(exists, asked)) {
+        next_ = asked[1] + 64;
+        Publish(step, asked[0], asked[1], 0, 0);
+        return true;
+      }
       uint64_t seen[2] = {0, 0};
       if (exists) WordsOf(RuleOf(thread_), asked, asked[1] < end, seen);
       const uint32_t any = AnyRow(seen[0] != 0, seen[1] != 0);
@@ -186,17 +194,49 @@ class TileFinder {
     const SeenTiles<Shared> tiles{shared_};
     uint64_t* const to = tiles.Words(step) + 2 * thread_;
     to[0] = words[0], to[1] = words[1];
-    const uint32_t mixed = __ballot_sync(kFullWarp, (words[0] & words[1]) != ~uint64_t{0});
-    if (thread_ % 32 == 0) tiles.At(step).mixed[thread_ / 32] = mixed;
-    if (thread_ == 0) {
-      tiles.At(step).keys[0] = keys[0], tiles.At(step).keys[1] = keys[1];
-      tiles.At(step).is_last = 0;
-    }
-    NamedBarrierSync(kProducersBarrier, kPrefillRows);
+    const bool is_mixed = (words[0] & words[1]) != ~uint64_t{0};
+    Publish(step, keys[0], keys[1], __ballot_sync(kFullWarp, is_mixed), AnyRow(is_mixed, false));
     return true;
   }
 
  private:
+  KVB_DEVICE void Publish(uint32_t step, int32_t first, int32_t second, uint32_t mixed,
+                          uint32_t any_mixed) const {
+    if (thread_ % 32 == 0) {
+      SeenTile& seen = SeenTiles<Shared>{shared_}.At(step);
+      seen.mixed[thread_ / 32] = mixed;
+      auto& own = seen.by_warp[thread_ / 32];
+      own.keys[0] = first, own.keys[1] = second;
+      own.is_mixed = any_mixed;
+      if (thread_ == 0) seen.is_last = 0;
+    }
+    __syncwarp();
+  }
+
+  // Whether rules, without the mask, show 64 keys to all rows: what most tiles are. Found out by
+  // each warp alone; false where that would take longer.
+  KVB_DEVICE bool IsOpen(const RowTile& tile, int32_t key) const {
+    if (key < tile.seen_by_all.begin || key > tile.seen_by_all.end - 64) return false;
+    // Intervals of a mask are not in what all see.
+    const MaskRule& mask = params_.scoring.mask;
+    if (mask.form != kMaskNone && (mask.mode == 0 || mask.mode == 4)) return false;
+    if (!IsSparse()) return true;
+    const FastDivisor& by_block = divisors_.by_block;
+    const uint32_t block = by_block.Quotient(static_cast<uint32_t>(key));
+    if (params_.query_positions != nullptr) return false;
+    if (static_cast<int64_t>(block) >= RuleOf(tile.num_rows - 1).local_block) return true;
+    return params_.scoring.block_sparse.head_sliding_step <= 0 &&
+           by_block.Quotient(static_cast<uint32_t>(key) + 63) == block &&
+           divisors_.ToStride(block, RuleOf(0).offset) == 0;
+  }
+  // Whether the mask hides something of both halves from some row, or may.
+  KVB_DEVICE bool AnyHides(bool exists, const int32_t (&keys)[2]) {
+    if (params_.scoring.mask.form == kMaskNone) return false;
+    bool hides[2] = {exists, exists};
+    if (exists) LookForHidden(RuleOf(thread_).sees, keys, hides);
+    return AnyRow(hides[0] || hides[1], false) != 0;
+  }
+
   KVB_DEVICE bool IsSparse() const { return params_.scoring.block_sparse.vert_stride > 1; }
   KVB_DEVICE RowRule& RuleOf(int row) const {
     return reinterpret_cast<RowRule*>(shared_ + Shared::kRules)[row];
