@@ -147,6 +147,21 @@ class TileFinder {
     }
     NamedBarrierSync(kProducersBarrier, kPrefillRows);
     next_ = tile.seen.begin / 64 * 64;
+    bytes_ = thread_ < tile.num_rows ? BytesOf(RuleOf(thread_).sees) : nullptr;
+    // Where rules, without the mask, show all keys to all rows. A mask's band is not among them.
+    const MaskRule& mask = scoring.mask;
+    open_ = tile.seen_by_all;
+    if (open_.end > tile.seen.end) open_.end = tile.seen.end;
+    if (mask.form != kMaskNone) {
+      if (mask.mode == 0 || mask.mode == 4) open_.end = 0;
+      if (open_.end > mask.columns) open_.end = static_cast<int32_t>(mask.columns);
+    }
+    if (IsSparse()) {
+      const int64_t local = int64_t{RuleOf(tile.num_rows - 1).local_block} *
+                            scoring.block_sparse.block_size;
+      if (params_.query_positions != nullptr || local > open_.end) open_.end = 0;
+      if (local > open_.begin) open_.begin = static_cast<int32_t>(local);
+    }
   }
 
   // The next tile, for this step; false if there is none. A row tile has at least one, of which its
@@ -156,6 +171,13 @@ class TileFinder {
     const int32_t end = tile.seen.end;
     int32_t keys[2] = {-1, -1};
     uint64_t words[2] = {0, 0};
+    // Most tiles are open, and the warpgroup has little time.
+    if (next_ >= open_.begin && next_ <= open_.end - 128 && !(is_first && next_ / 64 % 2 != 0) &&
+        !AnyHides(exists)) {
+      Publish(step, next_, next_ + 64, 0, 0);
+      next_ += 128;
+      return true;
+    }
 #pragma unroll 1
     for (int found = 0; found < 2;) {
       // Two at a time, for what is read of masks takes its time.
@@ -167,9 +189,8 @@ class TileFinder {
         break;
       }
       asked[1] = SkipHidden(tile, asked[0] + 64);
-      const bool open = found == 0 && asked[1] < end && !(is_first && asked[0] / 64 % 2 != 0) &&
-                        IsOpen(tile, asked[0]) && IsOpen(tile, asked[1]);
-      if (open && !AnyHides(exists, asked)) {
+      if (found == 0 && asked[1] < end && !(is_first && asked[0] / 64 % 2 != 0) &&
+          IsOnStride(tile, asked[0]) && IsOnStride(tile, asked[1])) {
         next_ = asked[1] + 64;
         Publish(step, asked[0], asked[1], 0, 0);
         return true;
@@ -213,28 +234,49 @@ class TileFinder {
     __syncwarp();
   }
 
-  // Whether rules, without the mask, show 64 keys to all rows: what most tiles are. Found out by
-  // each warp alone; false where that would take longer.
-  KVB_DEVICE bool IsOpen(const RowTile& tile, int32_t key) const {
+  // Whether all rows see 64 keys by the block-sparse rule, whose heads are alike, and no mask is
+  // to be asked. Found out by each warp alone; false where that would take longer.
+  KVB_DEVICE bool IsOnStride(const RowTile& tile, int32_t key) const {
     if (key < tile.seen_by_all.begin || key > tile.seen_by_all.end - 64) return false;
-    // Intervals of a mask are not in what all see.
-    const MaskRule& mask = params_.scoring.mask;
-    if (mask.form != kMaskNone && (mask.mode == 0 || mask.mode == 4)) return false;
-    if (!IsSparse()) return true;
+    const Scoring& scoring = params_.scoring;
+    if (!IsSparse() || scoring.mask.form != kMaskNone || params_.query_positions != nullptr ||
+        scoring.block_sparse.head_sliding_step > 0) {
+      return false;
+    }
     const FastDivisor& by_block = divisors_.by_block;
     const uint32_t block = by_block.Quotient(static_cast<uint32_t>(key));
-    if (params_.query_positions != nullptr) return false;
-    if (static_cast<int64_t>(block) >= RuleOf(tile.num_rows - 1).local_block) return true;
-    return params_.scoring.block_sparse.head_sliding_step <= 0 &&
-           by_block.Quotient(static_cast<uint32_t>(key) + 63) == block &&
-           divisors_.ToStride(block, RuleOf(0).offset) == 0;
+    return int64_t{block} >= RuleOf(tile.num_rows - 1).local_block ||
+           (by_block.Quotient(static_cast<uint32_t>(key) + 63) == block &&
+            divisors_.ToStride(block, RuleOf(0).offset) == 0);
   }
-  // Whether the mask hides something of both halves from some row, or may.
-  KVB_DEVICE bool AnyHides(bool exists, const int32_t (&keys)[2]) {
+  // Whether the mask hides something of 128 keys from next_ on from some row, or may.
+  KVB_DEVICE bool AnyHides(bool exists) {
     if (params_.scoring.mask.form == kMaskNone) return false;
-    bool hides[2] = {exists, exists};
-    if (exists) LookForHidden(RuleOf(thread_).sees, keys, hides);
-    return AnyRow(hides[0] || hides[1], false) != 0;
+    bool hides = exists;
+    if (bytes_ != nullptr) {
+      const auto* from = reinterpret_cast<const uint4*>(bytes_ + next_);
+      uint4 read[8];
+#pragma unroll
+      for (int n = 0; n < 8; ++n) read[n] = from[n];
+      // What comes in some steps is in L2 then.
+      if (next_ + kAhead < open_.end) PrefetchToL2(bytes_ + next_ + kAhead);
+      uint32_t any = 0;
+#pragma unroll
+      for (int n = 0; n < 8; ++n) any |= read[n].x | read[n].y | read[n].z | read[n].w;
+      hides = any != 0;
+    }
+    return AnyRow(hides, false) != 0;
+  }
+  // Of a row, if they lie one after another and can be read by 16; else null.
+  KVB_DEVICE const unsigned char* BytesOf(const RowSees& sees) const {
+    const MaskRule& mask = params_.scoring.mask;
+    if (!mask.bytes || mask.form == kMaskNone || mask.form == kMaskTemplate ||
+        mask.form == kMaskRaggedBits || mask.column_stride != 1 || sees.mask_row < 0 ||
+        sees.mask_row >= mask.rows) {
+      return nullptr;
+    }
+    const auto* row = static_cast<const unsigned char*>(mask.data) + sees.mask_base;
+    return reinterpret_cast<uintptr_t>(row) % 16 == 0 ? row : nullptr;
   }
 
   KVB_DEVICE bool IsSparse() const { return params_.scoring.block_sparse.vert_stride > 1; }
@@ -295,8 +337,6 @@ class TileFinder {
   KVB_DEVICE void WordsOf(const RowRule& rule, const int32_t (&keys)[2], bool has_second,
                           uint64_t (&words)[2]) const {
     const bool masked = params_.scoring.mask.form != kMaskNone;
-    bool hides[2] = {masked, masked};
-    if (masked && has_second) LookForHidden(rule.sees, keys, hides);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (i == 1 && !has_second) break;
@@ -305,41 +345,8 @@ class TileFinder {
         bits = BitsBetween(int64_t{rule.sees.lo} - keys[i], int64_t{rule.end} - keys[i]);
       }
       if (bits != 0 && IsSparse()) bits &= SparseBits(rule, keys[i]);
-      if (bits != 0 && hides[i]) bits = WithoutMasked(rule.sees, keys[i], bits);
+      if (bits != 0 && masked) bits = WithoutMasked(rule.sees, keys[i], bits);
       words[i] = bits;
-    }
-  }
-
-  // Leaves false where a mask of bytes that lie one after another hides nothing, as most do of most
-  // keys.
-  KVB_DEVICE void LookForHidden(const RowSees& sees, const int32_t (&keys)[2],
-                                bool (&hides)[2]) const {
-    const MaskRule& mask = params_.scoring.mask;
-    if (!mask.bytes || mask.form == kMaskTemplate || mask.form == kMaskRaggedBits ||
-        mask.column_stride != 1 || sees.mask_row < 0 || sees.mask_row >= mask.rows ||
-        int64_t{keys[1]} + 64 > mask.columns) {
-      return;
-    }
-    const auto* row = static_cast<const unsigned char*>(mask.data) + sees.mask_base;
-    if (reinterpret_cast<uintptr_t>(row) % 16 != 0) return;
-    uint4 read[2][4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        read[i][n] = reinterpret_cast<const uint4*>(row + keys[i])[n];
-      }
-    }
-    // What comes in some steps is in L2 then.
-    if (int64_t{keys[1]} + kAhead < mask.columns) PrefetchToL2(row + keys[1] + kAhead);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      uint32_t any = 0;
-#pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        any |= read[i][n].x | read[i][n].y | read[i][n].z | read[i][n].w;
-      }
-      hides[i] = any != 0;
     }
   }
 
@@ -366,6 +373,8 @@ class TileFinder {
   uint32_t* const error_flags_;
   const int thread_;
   int32_t next_ = 0;    // the key from which on tiles are not found yet
+  KeyRange open_;
+  const unsigned char* bytes_ = nullptr;  // this row's of the mask
   uint32_t asked_ = 0;  // halves
 };
 
