@@ -89,7 +89,9 @@ TEST(HopperEmulationTest, ProductsAreThereAfterTheWait) {
 }
 
 TEST(HopperEmulationTest, RowsAlongKLieInSeveralWays) {
-  for (const int bytes : {16, 32}) EXPECT_EQ(Multiply(Mistake::kNone, bytes), Multiply(Mistake::kNone));
+  for (const int bytes : {16, 32}) {
+    EXPECT_EQ(Multiply(Mistake::kNone, bytes), Multiply(Mistake::kNone));
+  }
 }
 
 TEST(HopperEmulationTest, AccumulatorsReadBeforeTheWaitAreNan) {

@@ -7,9 +7,10 @@
 // some queries see stays away from the others: its value is multiplied by a weight of 0, or, where
 // that is an infinity or NaN, each query is added alone.
 //
-// Keys of kPagedX lie in shared memory as in the cache, which are whole lines: per octet of keys,
-// per 16 bytes of a row, those of eight keys. Values lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per
-// octet, that change places with every fourth dimension (16-bit elements), or one of 16 codes.
+// Keys of kPagedX lie in shared memory in the lines that they have in the cache: per octet of keys
+// and 16 bytes of a row, those of eight keys. Values lie by dimensions. Their tile is [kDim][16
+// keys]: rows of two chunks, one per octet, that change places with every fourth dimension (16-bit
+// elements), or one of 16 codes.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_

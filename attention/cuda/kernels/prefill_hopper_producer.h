@@ -102,8 +102,8 @@ struct SharedLayout {
     return kQueryBytes + kKeyStages * kKeyBytes + value_stages * kValueBytes +
            (out ? kOutBytes : 0) + kSmallBytes;
   }
-  // V is released late, when both consumers are done with it, and wanted soon. Tested instances need
-  // the room.
+  // V is released late, when both consumers are done with it, and wanted soon. Tested instances
+  // need the room.
   static constexpr int kValueStages =
       Room(kMostValueStages, true) <= kMostSharedBytes && !Kind::kTested ? kMostValueStages : 2;
   // Where outputs have no room of their own they take the queries', which then are free later.
