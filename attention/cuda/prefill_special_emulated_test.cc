@@ -78,9 +78,7 @@ class PrefillSpecialTest : public PrefillFixture {
     paged.ClearOutputs();
     const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
     EXPECT_TRUE(TakesPrefill(params));
-    LaunchContext context = Context(&flags);
-    context.compute_capability = 80;
-    EXPECT_EQ(LaunchPrefill(context, params), 0);
+    EXPECT_EQ(LaunchPrefill(Context(&flags), params), 0);
     EXPECT_EQ(flags, 0u);
     std::vector<std::byte> bytes = paged.out.bytes;
     bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
@@ -115,6 +113,33 @@ Tensor MaskOf(PagedCase& paged, DType dtype, const Hide& hide, double hidden, in
   return tensor;
 }
 
+TEST_P(PrefillSpecialTest, WhatWgmmaTakes) {
+  const auto takes = [](KvLayout layout, int64_t block_size, int64_t dim, auto change) {
+    PagedCaseOptions options = Options({40}, {30});
+    options.layout = layout;
+    options.block_size = block_size;
+    options.key_dim = dim;
+    PagedCase paged(options);
+    PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
+    change(params.scoring);
+    EXPECT_TRUE(TakesPrefill(params));
+    EXPECT_TRUE(params.is_special());
+    return TakesPrefillHopper(params);
+  };
+  const auto nothing = [](Scoring&) {};
+  const auto sparse = [](Scoring& scoring) { scoring.block_sparse.vert_stride = 2; };
+  EXPECT_TRUE(takes(KvLayout::kPagedX, 48, 128, nothing));
+  EXPECT_FALSE(takes(KvLayout::kPagedX, 24, 128, nothing));
+  EXPECT_FALSE(takes(KvLayout::kPagedX, 16, 136, nothing));
+  EXPECT_FALSE(takes(KvLayout::kPagedX, 16, 128, sparse));
+  EXPECT_TRUE(takes(KvLayout::kHnd, 8, 128, sparse));
+  EXPECT_FALSE(takes(KvLayout::kNhd, 20, 128, sparse));
+  const auto marker = [](Scoring& scoring) { scoring.mask.form = 1, scoring.mask.marker = true; };
+  const auto added = [](Scoring& scoring) { scoring.mask.form = 1; };
+  EXPECT_TRUE(takes(KvLayout::kNhd, 16, 64, marker));
+  EXPECT_FALSE(takes(KvLayout::kNhd, 16, 64, added));
+}
+
 // --- kPagedX ---
 
 TEST_P(PrefillSpecialTest, PagedXOfTypesHeadSizesAndBlocks) {
@@ -126,6 +151,7 @@ TEST_P(PrefillSpecialTest, PagedXOfTypesHeadSizesAndBlocks) {
                             Case{DType::kF16, DType::kF16, 128, 96, 16},
                             Case{DType::kBF16, DType::kBF16, 80, 128, 40},
                             Case{DType::kF16, DType::kF16, 256, 192, 128},
+                            Case{DType::kBF16, DType::kBF16, 96, 112, 48},
                             Case{DType::kBF16, DType::kF8E4M3, 64, 128, 16},
                             Case{DType::kF16, DType::kI8, 128, 80, 48},
                             Case{DType::kBF16, DType::kF8E5M2, 112, 64, 64}}) {
@@ -140,7 +166,6 @@ TEST_P(PrefillSpecialTest, PagedXOfTypesHeadSizesAndBlocks) {
     PagedCase paged(options);
     SCOPED_TRACE(absl::StrCat(Name(given.cache), " D ", given.key_dim, "/", given.value_dim));
     ExpectExact(paged);
-    if (GetParam() == 90) continue;  // the same kernel
     paged.params.window_left = 43;
     paged.params.soft_cap = 2;
     ExpectExact(paged);
@@ -183,7 +208,6 @@ TEST_P(PrefillSpecialTest, T11MasksEqualTheImplicitPathToTheBit) {
        [](int64_t p, int64_t j) { return j > p || j < p - 70; }},
       {"chunk", [](AttnParams& params) { params.chunk = 128; },
        [](int64_t p, int64_t j) { return j > p || j / 128 != p / 128; }}};
-  if (GetParam() == 90) return;
   for (const Rule& rule : rules) {
     PagedCase implicit(SpecialOptions());
     rule.implicit(implicit.params);
@@ -256,7 +280,16 @@ TEST_P(PrefillSpecialTest, RaggedBitsOfPagedAndContiguousKeys) {
     const int64_t bit = first_bit[b] + i * paged.options().lengths[b] + j;
     return (static_cast<int>(bits.bytes[bit / 8]) >> (bit % 8) & 1) != 0;
   };
-  if (GetParam() == 90) return;
+  if (GetParam() == 90) {
+    uint32_t flags = 0;
+    PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
+    params.scoring.mask.bits_before = first_bit.data();
+    ASSERT_TRUE(TakesPrefillHopper(params));
+    ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
+    EXPECT_EQ(flags, 0u);
+    EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+    return;
+  }
   ExpectExact(paged);
   ExpectVarlenExact(paged);
 }

@@ -103,8 +103,9 @@ TEST_P(PrefillSplitTest, T2FeaturesOfScores) {
   Tensor slopes(DType::kF32, {4}), sinks(DType::kF32, {4});
   slopes.Set({0.5, 0.25, 0.125, 0.0625});
   sinks.Set({0.5, -kInfinite, 3, kInfinite});
-  for (const int features : {9, 2, 16, 32, 62}) {
+  for (const int features : {9, 2, 16, 32, 62, 70, 101, 158}) {
     SCOPED_TRACE(features);
+    options.layout = features & 128 ? KvLayout::kPagedX : KvLayout::kNhd;
     PagedCase paged(options);
     if (features & 1) paged.params.causal = false;
     if (features & 2) paged.params.soft_cap = 5;
@@ -112,6 +113,12 @@ TEST_P(PrefillSplitTest, T2FeaturesOfScores) {
     if (features & 8) paged.params.sinks = sinks.view;
     if (features & 16) paged.params.window_left = 140;
     if (features & 32) paged.params.chunk = 96;
+    if (features & 64) {
+      paged.params.block_sparse.local_blocks = 2;
+      paged.params.block_sparse.vert_stride = 3;
+      paged.params.block_sparse.block_size = 16;
+      paged.params.block_sparse.head_sliding_step = 1;
+    }
     ExpectExact(paged, 3);
   }
 }

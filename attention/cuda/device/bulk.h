@@ -46,14 +46,20 @@ KVB_DEVICE void ArriveExpecting(uint32_t barrier, uint32_t bytes) {
 }
 
 // Starts copying the box of the tensor at these coordinates, innermost first, to shared memory. A
-// row is 128 bytes, permuted as in wgmma's operands (hopper.h), and `to` a multiple of 128. What is
-// outside of the tensor is zeros, and all bytes of the box count at the barrier.
+// row's pieces are permuted as the tensor says, those of 128 bytes as in wgmma's operands
+// (hopper.h). `to` is a multiple of 128 and x0 of 8. What is outside of the tensor is zeros, and
+// all bytes of the box count at the barrier.
 KVB_DEVICE void CopyBox(uint32_t to, const TensorMap& map, int32_t x0, int32_t x1, int32_t x2,
                         int32_t x3, uint32_t barrier) {
 #ifdef KVBLOCKS_CUDA_EMULATION
   BoxedTensor tensor;
   std::memcpy(&tensor, map.opaque, sizeof(tensor));
-  emulation::QueueBox({tensor.data, tensor.extents, tensor.strides, tensor.box, {x0, x1, x2, x3}},
+  emulation::QueueBox({tensor.data,
+                       tensor.extents,
+                       tensor.strides,
+                       tensor.box,
+                       {x0, x1, x2, x3},
+                       tensor.permuted},
                       internal::SharedPointer(to), internal::PhasesAt(barrier));
 #else
   asm volatile(

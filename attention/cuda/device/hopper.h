@@ -162,6 +162,18 @@ KVB_DEVICE uint64_t RowsAcrossK(uint32_t at, uint32_t column_bytes) {
   return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{column_bytes >> 4} << 16 |
          uint64_t{1024 >> 4} << 32 | uint64_t{1} << 62;
 }
+// One whose rows are contiguous along k for 16 bytes: 8 rows of so many lie together, the next 8
+// rows and the next 16 bytes along k at these distances.
+KVB_DEVICE uint64_t BricksAlongK(uint32_t at, uint32_t next_along_k, uint32_t next_rows) {
+  return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{next_along_k >> 4} << 16 |
+         uint64_t{next_rows >> 4} << 32;
+}
+// One of rows of 32 bytes along k, whose two pieces change places by row / 4 % 2; from a multiple
+// of 256 bytes.
+KVB_DEVICE uint64_t ShortRowsAlongK(uint32_t at) {
+  return uint64_t{(at & 0x3ffff) >> 4} | uint64_t{1} << 16 | uint64_t{256 >> 4} << 32 |
+         uint64_t{3} << 62;
+}
 
 // The same `bytes` further on, a multiple of 16: one addition of 32 bits.
 KVB_DEVICE uint64_t Advanced(uint64_t matrix, uint32_t bytes) {
@@ -209,21 +221,24 @@ KVB_DEVICE void PinAccumulators(float (&d)[kTiles][4]) {
 namespace internal {
 
 struct Descriptor {
-  uint32_t start, leading, stride;
+  uint32_t start, leading, stride, row_bytes;
   explicit Descriptor(uint64_t bits)
       : start((bits & 0x3fff) << 4),
         leading((bits >> 16 & 0x3fff) << 4),
-        stride((bits >> 32 & 0x3fff) << 4) {}
+        stride((bits >> 32 & 0x3fff) << 4),
+        row_bytes(std::array<uint32_t, 4>{16, 128, 64, 32}[bits >> 62]) {}
   template <typename T>
-  static float Load(uint32_t at) {
+  float Load(uint32_t at) const {
     typename T::Bits value;
-    std::memcpy(&value, SharedPointer(at ^ (at >> 7 & 7) << 4), sizeof(value));
+    std::memcpy(&value, SharedPointer(at ^ (at >> 7 & (row_bytes / 16 - 1)) << 4), sizeof(value));
     return T::ToFloat(value);
   }
   template <typename T>
   float AlongK(unsigned row, unsigned k) const {
     constexpr unsigned kBytes = sizeof(typename T::Bits);
-    return Load<T>(start + row / 8 * stride + row % 8 * 128 + kBytes * k);
+    const uint32_t at = start + row / 8 * stride + row % 8 * row_bytes;
+    return Load<T>(at + (row_bytes == 16 ? kBytes * k / 16 * leading + kBytes * k % 16
+                                         : kBytes * k));
   }
   template <typename T>
   float AcrossK(unsigned k, unsigned column) const {
@@ -317,8 +332,8 @@ void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a)[4], uint6
 }
 
 // d = A B or d += A B; A the same, B as rows of its columns along k.
-template <typename T>
-void MultiplyGroupRegistersAlongK(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
+template <typename T, int kTiles>
+void MultiplyGroupRegistersAlongK(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b,
                                   bool accumulate) {
   const internal::Descriptor columns(b);
   internal::QueueFragments<T>(
@@ -413,9 +428,10 @@ KVB_DEVICE void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a
 #undef KVB_PRODUCT_128
 }
 
-template <typename T>
-KVB_DEVICE void MultiplyGroupRegistersAlongK(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b,
-                                             bool accumulate) {
+template <typename T, int kTiles>
+KVB_DEVICE void MultiplyGroupRegistersAlongK(float (&d)[kTiles][4], const uint32_t (&a)[4],
+                                             uint64_t b, bool accumulate) {
+  static_assert(kTiles == 8 || kTiles == 16);
 #define KVB_PRODUCT_64(type)                                                            \
   asm volatile(                                                                         \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                      \
@@ -423,12 +439,28 @@ KVB_DEVICE void MultiplyGroupRegistersAlongK(float (&d)[8][4], const uint32_t (&
       "}, {%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}"                                    \
       : KVB_TILES_8(0)                                                                  \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
-  if constexpr (T::kIsBf16) {
-    KVB_PRODUCT_64("bf16");
+#define KVB_PRODUCT_128(type)                                                            \
+  asm volatile(                                                                          \
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                       \
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " {" KVB_REGISTERS_64 \
+      "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"                                     \
+      : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
+  if constexpr (kTiles == 8) {
+    if constexpr (T::kIsBf16) {
+      KVB_PRODUCT_64("bf16");
+    } else {
+      KVB_PRODUCT_64("f16");
+    }
   } else {
-    KVB_PRODUCT_64("f16");
+    if constexpr (T::kIsBf16) {
+      KVB_PRODUCT_128("bf16");
+    } else {
+      KVB_PRODUCT_128("f16");
+    }
   }
 #undef KVB_PRODUCT_64
+#undef KVB_PRODUCT_128
 }
 
 #undef KVB_TILE

@@ -16,10 +16,12 @@ struct BoxedTensor {
   std::array<int64_t, 4> extents = {1, 1, 1, 1};
   std::array<int64_t, 3> strides = {8, 8, 8};
   std::array<int32_t, 4> box = {64, 1, 1, 1};
+  // Of how many bytes of shared memory the 16-byte pieces change places: 128, 32, or 16 for none.
+  int32_t permuted = 128;
 };
 
 // Whether the engine takes it: addresses and strides at multiples of 16 bytes, strides below 2^40
-// bytes, coordinates of 31 bits, and rows of a box not above the 128 bytes that are permuted.
+// bytes, coordinates of 31 bits, and rows of a box not above the bytes that are permuted, or 128.
 inline bool FitsTensorMap(const BoxedTensor& tensor) {
   if (tensor.data == nullptr || reinterpret_cast<uintptr_t>(tensor.data) % 16 != 0) return false;
   for (const int64_t extent : tensor.extents) {
@@ -31,7 +33,8 @@ inline bool FitsTensorMap(const BoxedTensor& tensor) {
   for (const int32_t extent : tensor.box) {
     if (extent < 1 || extent > 256) return false;
   }
-  return tensor.box[0] % 8 == 0 && tensor.box[0] <= 64;
+  const int32_t row_bytes = tensor.permuted == 16 ? 128 : tensor.permuted;
+  return tensor.box[0] % 8 == 0 && 2 * tensor.box[0] <= row_bytes;
 }
 
 // Made by MakeTensorMap (kernels/runtime.h); a kernel's parameter, __grid_constant__.

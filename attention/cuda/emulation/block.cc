@@ -83,6 +83,7 @@ WatchedPool& WatchedThreads() {
 // One row of the innermost dimension at a time.
 void CopyBox(const Box& box, unsigned char* to) {
   const auto bits = reinterpret_cast<uintptr_t>(to);
+  const uintptr_t pieces = static_cast<uintptr_t>(box.permuted) / 16 - 1;
   unsigned char row[128];
   size_t done = 0;
   for (int32_t z = 0; z < box.box[3]; ++z) {
@@ -105,7 +106,7 @@ void CopyBox(const Box& box, unsigned char* to) {
         }
         for (int32_t piece = 0; piece < box.box[0] / 8; ++piece, done += 16) {
           const uintptr_t at = bits + done;
-          const uintptr_t permuted = at ^ (at >> 7 & 7) << 4;
+          const uintptr_t permuted = at ^ (at >> 7 & pieces) << 4;
           std::memcpy(to + static_cast<ptrdiff_t>(permuted - bits), row + 16 * piece, 16);
         }
       }

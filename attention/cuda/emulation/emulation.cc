@@ -155,6 +155,7 @@ void QueueBox(const Box& box, unsigned char* to, Phases* barrier) {
   for (const int32_t extent : box.box) bytes *= static_cast<size_t>(extent);
   const size_t offset = static_cast<size_t>(to - running_block->shared());
   if (offset % 128 != 0) running_block->Fail("a box at no multiple of 128 bytes");
+  if (box.at[0] % 8 != 0) running_block->Fail("a box from no multiple of 16 bytes of a row");
   if (offset + bytes > running_block->shared_bytes()) {
     running_block->Fail("a box that ends behind shared memory");
   }

@@ -163,9 +163,10 @@ struct Box {
   std::array<int64_t, 4> extents;
   std::array<int64_t, 3> strides;
   std::array<int32_t, 4> box, at;
+  int32_t permuted;  // bytes
 };
-// To shared memory, 16-byte pieces permuted by bits 7 to 9 of their addresses; until the phase is
-// over there are 0xFF bytes. It ends once all arrivals and as many bytes as they expect have come.
+// To shared memory, 16-byte pieces permuted by bits of their addresses from bit 7 on, as many as
+// choose among the pieces of `permuted` bytes; until the phase is over there are 0xFF bytes. It ends once all arrivals and as many bytes as they expect have come.
 void QueueBox(const Box& box, unsigned char* to, Phases* barrier);
 
 // --- Stores of this thread by the copy engine: shared memory is read when they are waited for ---

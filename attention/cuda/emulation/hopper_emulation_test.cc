@@ -24,8 +24,20 @@ float ElementOfB(int k, int column) { return static_cast<float>((2 * column + k)
 
 enum class Mistake { kNone, kReadsEarly, kReusesEarly, kNeverWaits };
 
+// How B lies, by how many bytes of a column are together along k.
+int PlaceInB(int bytes, int column, int k) {
+  if (bytes == 16) return column / 8 * 256 + k / 8 * 128 + column % 8 * 16 + k % 8 * 2;
+  if (bytes == 32) return column * 32 + ((k / 8 ^ column / 4 % 2) << 4) + k % 8 * 2;
+  return Permuted(column, k);
+}
+uint64_t MatrixB(int bytes, uint32_t at) {
+  return bytes == 16   ? BricksAlongK(at, 128, 256)
+         : bytes == 32 ? ShortRowsAlongK(at)
+                       : RowsAlongK(at);
+}
+
 // A B for A 64 x 16, B 16 x 128 to c; by one warpgroup.
-__global__ void ProductKernel(Mistake mistake, float* c) {
+__global__ void ProductKernel(Mistake mistake, int bytes, float* c) {
   unsigned char* const shared = DynamicSharedMemory();
   unsigned char* const b = shared + 64 * 128;
   const int thread = static_cast<int>(threadIdx.x);
@@ -35,12 +47,12 @@ __global__ void ProductKernel(Mistake mistake, float* c) {
   };
   for (int k = 0; k < 16; ++k) {
     if (thread < 64) store(shared + Permuted(thread, k), ElementOfA(thread, k));
-    store(b + Permuted(thread, k), ElementOfB(k, thread));
+    store(b + PlaceInB(bytes, thread, k), ElementOfB(k, thread));
   }
   __syncthreads();
   float d[16][4] = {};
   BeginProducts();
-  MultiplyGroupShared<Bf16>(d, RowsAlongK(SharedAddress(shared)), RowsAlongK(SharedAddress(b)),
+  MultiplyGroupShared<Bf16>(d, RowsAlongK(SharedAddress(shared)), MatrixB(bytes, SharedAddress(b)),
                             false);
   CommitProducts();
   if (mistake == Mistake::kReusesEarly) {
@@ -57,10 +69,10 @@ __global__ void ProductKernel(Mistake mistake, float* c) {
   WaitProducts<0>();
 }
 
-std::vector<float> Multiply(Mistake mistake) {
+std::vector<float> Multiply(Mistake mistake, int bytes = 128) {
   std::vector<float> c(64 * 128, -1);
   EXPECT_EQ(Launch({.block = dim3(128), .shared_bytes = (64 + 128) * 128}, ProductKernel, mistake,
-                   c.data()),
+                   bytes, c.data()),
             cudaSuccess);
   return c;
 }
@@ -73,6 +85,12 @@ TEST(HopperEmulationTest, ProductsAreThereAfterTheWait) {
       for (int k = 0; k < 16; ++k) expected += ElementOfA(row, k) * ElementOfB(k, column);
       ASSERT_EQ(c[row * 128 + column], expected) << row << ", " << column;
     }
+  }
+}
+
+TEST(HopperEmulationTest, RowsAlongKLieInSeveralWays) {
+  for (const int bytes : {16, 32}) {
+    EXPECT_EQ(Multiply(Mistake::kNone, bytes), Multiply(Mistake::kNone));
   }
 }
 
@@ -117,14 +135,14 @@ TEST(HopperEmulationDeathTest, AThreadThatNeverWaitsIsReported) {
 enum class BoxMistake { kNone, kReadsEarly, kExpectsMore, kExpectsLess, kArrivesAgain };
 
 // A warp copies the box at (x0, x1, x2, x3) of a tensor, 64 x 1 x 8 x 1 elements, and leaves its
-// rows in `out`. The barrier waits for its bytes and for two arrivals.
+// bytes in `out`. The barrier waits for its bytes and for two arrivals.
 __global__ void BoxKernel(const TensorMap map, int x0, int x1, int x2, int x3, BoxMistake mistake,
                           uint16_t* out) {
   unsigned char* const shared = DynamicSharedMemory();
   const uint32_t barrier = SharedAddress(shared) + 1024;
   const auto read = [&] {
     for (int i = static_cast<int>(threadIdx.x); i < 512; i += 32) {
-      std::memcpy(out + i, shared + Permuted(i / 64, i % 64), 2);
+      std::memcpy(out + i, shared + 2 * i, 2);
     }
     __syncwarp();
   };
@@ -167,7 +185,11 @@ struct Boxes {
     EXPECT_EQ(Launch({.block = dim3(32), .shared_bytes = 2048}, BoxKernel, map, x0, x1, x2, x3,
                      mistake, out.data()),
               cudaSuccess);
-    return out;
+    std::vector<uint16_t> rows;
+    for (int i = 0; i < 512; ++i) {
+      rows.push_back(out[i ^ (i >> 6 & (tensor.permuted / 16 - 1)) << 3]);
+    }
+    return rows;
   }
   uint16_t At(int x0, int x1, int x2, int x3) const {
     const bool inside =
@@ -177,13 +199,20 @@ struct Boxes {
 };
 
 TEST(HopperEmulationTest, BoxesAreCopiedWithZerosForWhatIsOutside) {
-  const Boxes boxes;
+  Boxes boxes;
   const int places[][4] = {{0, 0, 0, 0},  {64, 1, 8, 2}, {-8, 1, 12, 1}, {0, 2, 0, 0},
                            {0, -1, 0, 0}, {0, 0, 0, 3},  {0, 0, 0, -1},  {0, 1, -3, 2}};
-  for (const auto& [x0, x1, x2, x3] : places) {
-    const std::vector<uint16_t> rows = boxes.Copy(x0, x1, x2, x3);
-    for (int i = 0; i < 512; ++i) {
-      ASSERT_EQ(rows[i], boxes.At(x0 + i % 64, x1, x2 + i / 64, x3)) << x0 << " " << x3 << " " << i;
+  for (const int32_t permuted : {128, 32, 16}) {
+    boxes.tensor.permuted = permuted;
+    // Of shorter rows there are more.
+    const int row = permuted == 32 ? 16 : 64;
+    boxes.tensor.box = {row, 1, 512 / row, 1};
+    for (const auto& [x0, x1, x2, x3] : places) {
+      const std::vector<uint16_t> rows = boxes.Copy(x0, x1, x2, x3);
+      for (int i = 0; i < 512; ++i) {
+        ASSERT_EQ(rows[i], boxes.At(x0 + i % row, x1, x2 + i / row, x3))
+            << permuted << " " << x0 << " " << x3 << " " << i;
+      }
     }
   }
 }
@@ -218,6 +247,9 @@ TEST(HopperEmulationTest, WhatTheCopyEngineDoesNotTake) {
   EXPECT_FALSE(fits([](BoxedTensor& t) { t.strides[2] = int64_t{1} << 39; }));
   EXPECT_TRUE(fits([](BoxedTensor& t) { t.strides[2] = (int64_t{1} << 39) - 8; }));
   EXPECT_FALSE(fits([](BoxedTensor& t) { t.box[0] = 72; }));
+  EXPECT_FALSE(fits([](BoxedTensor& t) { t.permuted = 32; }));
+  EXPECT_TRUE(fits([](BoxedTensor& t) { t.permuted = 32, t.box[0] = 16; }));
+  EXPECT_TRUE(fits([](BoxedTensor& t) { t.permuted = 16; }));
   EXPECT_FALSE(fits([](BoxedTensor& t) { t.box[2] = 0; }));
 }
 

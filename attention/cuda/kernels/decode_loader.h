@@ -39,7 +39,11 @@ class DecodeLoader {
     own_ = ChunkAt(FirstChunk<kChunks>(row), lane_ % kChunks);
     if constexpr (kSpecial) {
       kv_head_ = kv_head;
-      if (p.is_paged_x) k_ = p.k + kv_head * p.k_head, v_ = p.v + kv_head * p.v_head;
+      if (p.is_paged_x) {
+        const int64_t dim_bytes = int64_t{p.block_size} * Code::kBytes;
+        k_ = p.k + kv_head * p.k_head + lane_ % 8 * 16 + lane_ / 8 * (int64_t{p.block_size} * 16);
+        v_ = p.v + kv_head * p.v_head + lane_ / 2 * dim_bytes;
+      }
     }
     k_has_chunk_ = chunk < p.key_dim * Code::kBytes;
     v_has_chunk_ = chunk < p.value_dim * Code::kBytes;
@@ -248,33 +252,53 @@ class DecodeLoader {
     if (first >= end_) return 0;
     const uint32_t missing = (k0 == kNoBlock ? 1u : 0u) | (k1 == kNoBlock ? 2u : 0u);
     const int begin = lowest_ - first, end = end_ - first;
-#pragma unroll
-    for (int octet = 0; octet < 2; ++octet) {
-      const bool exists = (missing >> octet & 1) == 0;
-      const int row = 8 * octet + lane_ % 8;
-      const bool has_key = exists && row >= begin && row < end;
-      const char* key = k_ + uint64_t{octet == 0 ? k0 : k1} * p_.k_unit + lane_ % 8 * 16;
-#pragma unroll
-      for (int chunk = lane_ / 8; chunk < kChunks; chunk += 4) {
-        const bool valid = has_key && chunk * 16 < p_.key_dim * Code::kBytes;
-        CopyChunk(to + ChunkAt(FirstChunk<kChunks>(row), chunk),
-                  valid ? key + int64_t{chunk} * p_.block_size * 16 : p_.k, valid);
-      }
-      const bool has_values = exists && 8 * octet + 8 > begin && 8 * octet < end;
-      const char* value = v_ + uint64_t{octet == 0 ? v0 : v1} * p_.v_unit;
-#pragma unroll
-      for (int dim = lane_; dim < kDim; dim += 32) {
-        const bool valid = has_values && dim < p_.value_dim;
-        const char* from = valid ? value + int64_t{dim} * p_.block_size * Code::kBytes : p_.v;
-        const uint32_t at = to + kMatrixBytes;
-        if constexpr (Code::kBytes == 2) {
-          CopyChunk(at + dim * 32 + ((octet ^ dim / 4 % 2) << 4), from, valid);
-        } else {
-          CopyAsync8(at + dim * 16 + octet * 8, from, valid);
-        }
-      }
+    if (Unlikely(missing != 0 || begin > 0 || end < kDecodeWarpTile)) {
+      CopyOctets<false>(to, k0, k1, v0, v1, missing, begin, end);
+    } else {
+      CopyOctets<true>(to, k0, k1, v0, v1, 0, begin, end);
     }
     return missing;
+  }
+  // kAll: all 16 keys are there.
+  template <bool kAll>
+  KVB_DEVICE void CopyOctets(uint32_t to, uint32_t k0, uint32_t k1, uint32_t v0, uint32_t v1,
+                             uint32_t missing, int begin, int end) {
+    const auto copy = [&](uint32_t at, const char* from, bool valid, const char* base) {
+      CopyChunk(at, kAll || valid ? from : base, valid);
+    };
+    const int key_chunks = p_.key_dim * Code::kBytes / 16;
+    const int64_t next_key = int64_t{p_.block_size} * 64;
+#pragma unroll
+    for (int octet = 0; octet < 2; ++octet) {
+      const int row = 8 * octet + lane_ % 8;
+      const bool exists = kAll || ((missing >> octet & 1) == 0 && row >= begin && row < end);
+      const char* key = k_ + uint64_t{octet == 0 ? k0 : k1} * p_.k_unit;
+#pragma unroll
+      for (int i = 0; i < kChunks / 4; ++i) {
+        const int chunk = lane_ / 8 + 4 * i;
+        copy(to + (octet * kChunks + chunk) * 128 + lane_ % 8 * 16, key,
+             exists && chunk < key_chunks, p_.k);
+        key += next_key;
+      }
+    }
+    // Neighbouring lanes copy both octets of a dimension, which may be neighbours.
+    const int octet = lane_ % 2;
+    const bool exists =
+        kAll || ((missing >> octet & 1) == 0 && 8 * octet + 8 > begin && 8 * octet < end);
+    const int64_t next_value = int64_t{p_.block_size} * 16 * Code::kBytes;
+    const char* value = v_ + uint64_t{octet == 0 ? v0 : v1} * p_.v_unit;
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      const int dim = lane_ / 2 + 16 * i;
+      const bool valid = exists && dim < p_.value_dim;
+      const uint32_t at = to + kMatrixBytes;
+      if constexpr (Code::kBytes == 2) {
+        copy(at + dim * 32 + ((octet ^ dim / 4 % 2) << 4), value, valid, p_.v);
+      } else {
+        CopyAsync8(at + dim * 16 + octet * 8, kAll || valid ? value : p_.v, valid);
+      }
+      value += next_value;
+    }
   }
 
   const DecodeKernelParams& p_;

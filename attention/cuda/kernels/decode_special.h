@@ -7,8 +7,10 @@
 // some queries see stays away from the others: its value is multiplied by a weight of 0, or, where
 // that is an infinity or NaN, each query is added alone.
 //
-// Values of kPagedX lie by dimensions. Their tile is [kDim][16 keys]: rows of two chunks, one per
-// octet, that change places with every fourth dimension (16-bit elements), or one of 16 codes.
+// Keys of kPagedX lie in shared memory in the lines that they have in the cache: per octet of keys
+// and 16 bytes of a row, those of eight keys. Values lie by dimensions. Their tile is [kDim][16
+// keys]: rows of two chunks, one per octet, that change places with every fourth dimension (16-bit
+// elements), or one of 16 codes.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_DECODE_SPECIAL_H_
@@ -47,33 +49,89 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
       }
       // Lanes 0 to 3 have all queries.
       existing_[e] = (__ballot_sync(kFullWarp, exists) & 0xf) * 0x11111111u;
+      // Bytes that lie one after another are the whole rule, if there is no band.
+      const MaskRule& mask = p.scoring.mask;
+      const bool has_bytes = mask.bytes && mask.form != kMaskTemplate && mask.column_stride == 1 &&
+                             mask.form != kMaskRaggedBits && mask.mode != 0 && mask.mode != 4 &&
+                             p.scoring.block_sparse.vert_stride <= 1 && !sees_[e].has_bias &&
+                             sees_[e].mask_row >= 0 && sees_[e].mask_row < mask.rows;
+      bytes_[e] = nullptr;
+      if (exists && has_bytes) {
+        bytes_[e] = static_cast<const uint8_t*>(mask.data) + sees_[e].mask_base;
+      }
+      has_bytes_ = __all_sync(kFullWarp, !exists || has_bytes) != 0 && (e == 0 || has_bytes_);
     }
+    tests_ = p.scoring.mask.form != kMaskNone || p.scoring.block_sparse.vert_stride > 1;
   }
 
-  KVB_DEVICE void Attend(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
-                         uint32_t at, int first, uint32_t missing) {
-    if (missing == 3) return;
-    const int lane = static_cast<int>(threadIdx.x % 32), g = lane / 4, t = lane % 4;
-    float s[1][4];
-    this->Scores(at, s);
+  // What queries see of a warp's 16 keys from `first` on. Before one waits for the keys: masks are
+  // read meanwhile.
+  KVB_DEVICE void LookAt(const DecodeKernelParams& p, const DecodeItem& item, int first,
+                         uint32_t missing) {
+    const int g = static_cast<int>(threadIdx.x % 32) / 4;
+    uint32_t flags = 0;
+    // All that exist see all, but for what a mask hides.
+    open_ = missing == 0 && first >= item.open_begin &&
+            first + kDecodeWarpTile - 1 <= item.open_last &&
+            (!tests_ || (has_bytes_ && first + kDecodeWarpTile <= p.scoring.mask.columns));
+    if (open_) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[0][i] *= this->factor[i % 2];
-    this->Adjust(p, item, row_group, first, 0, false, s);
-    // A bit per lane: of keys g and g + 8 (i / 2), queries 2t and 2t + 1 (i % 2).
-    uint32_t seen[4], flags = 0;
+      for (int i = 0; i < 4; ++i) {
+        hides_[i] = 0;
+        if (tests_ && bytes_[i % 2] != nullptr) hides_[i] = bytes_[i % 2][first + g + i / 2 * 8];
+      }
+      return;
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const RowSees& sees = sees_[i % 2];
       const int key = first + g + i / 2 * 8;
       float bias = 0;
-      bool visible =
+      visible_[i] =
           key >= sees.lo && key < sees.hi && key < item.limit && (missing >> i / 2 & 1) == 0;
-      if (visible && sees.needs_test) visible = IsVisible(p.scoring, sees, 0, key, bias, flags);
-      s[0][i] = visible ? s[0][i] + bias * 1.4426950408889634f : -INFINITY;
-      seen[i] = __ballot_sync(kFullWarp, visible);
+      if (visible_[i] && sees.needs_test) {
+        visible_[i] = IsVisible(p.scoring, sees, 0, key, bias, flags);
+      }
+      bias_[i] = bias;
     }
     if (flags != 0 && p.error_flags != nullptr) atomicOr(p.error_flags, flags);
-    if ((seen[0] | seen[1] | seen[2] | seen[3]) == 0) return;
+  }
+
+  // Behind LookAt.
+  KVB_DEVICE void Attend(const DecodeKernelParams& p, const DecodeItem& item, int row_group,
+                         uint32_t at, int first, uint32_t missing) {
+    // A bit per lane: of keys g and g + 8 (i / 2), queries 2t and 2t + 1 (i % 2).
+    uint32_t seen[4];
+    if (open_) {
+      open_ = !__any_sync(kFullWarp, (hides_[0] | hides_[1] | hides_[2] | hides_[3]) != 0);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        visible_[i] = hides_[i] == 0 && sees_[i % 2].lo < sees_[i % 2].hi;
+        bias_[i] = 0;
+      }
+    }
+    if (!open_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) seen[i] = __ballot_sync(kFullWarp, visible_[i]);
+      if ((seen[0] | seen[1] | seen[2] | seen[3]) == 0) return;
+    }
+    const int lane = static_cast<int>(threadIdx.x % 32), t = lane % 4;
+    float s[1][4];
+    if (p.is_paged_x) {
+      const uint32_t row = at + lane % 16 / 8 * (Shape::kChunks * 128) + lane % 8 * 16;
+      this->ScoresOf(s, [&](int chunk) { return row + (lane / 16 + chunk) * 128; });
+    } else {
+      this->Scores(at, s);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] *= this->factor[i % 2];
+    this->Adjust(p, item, row_group, first, 0, false, s);
+    if (!open_) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[0][i] = visible_[i] ? s[0][i] + bias_[i] * 1.4426950408889634f : -INFINITY;
+      }
+    }
     this->Weigh(s);
     uint32_t weights[1][2] = {
         {TransposeMatrix(T::Pack(s[0][0], s[0][1])), TransposeMatrix(T::Pack(s[0][2], s[0][3]))}};
@@ -97,7 +155,8 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
         keep[n] = ((bits & 0xf) != 0 ? 0xffffu : 0u) | ((bits & 0xf0) != 0 ? 0xffff0000u : 0u);
       }
     };
-    uint32_t keep[2];
+    uint32_t keep[2] = {0xffffffffu, 0xffffffffu};
+    if (open_) return Add<false>(p.is_paged_x, at, weights, keep, 0);
     const uint32_t low = seen[0] | seen[1], high = seen[2] | seen[3];
     keep_of(low, high, keep);
     const bool is_mixed = IsMixed(low, seen[0], seen[1]) || IsMixed(high, seen[2], seen[3]);
@@ -183,6 +242,14 @@ class SpecialDecodeState : public DecodeState<T, Code, kDim, 1> {
   }
 
   RowSees sees_[2];        // of queries 2t and 2t + 1
+  const uint8_t* bytes_[2];  // what the mask has of them, if has_bytes_
+  bool has_bytes_, tests_;
+  // LookAt's: whether hides_ alone is to be looked at, which is 0 of what queries see; else
+  // visible_ is, of Attend's `seen` this lane's.
+  bool open_;
+  uint8_t hides_[4];
+  bool visible_[4];
+  float bias_[4];         // the same keys'
   uint32_t existing_[2];  // as Attend's `seen`, of eight keys
 };
 

@@ -234,6 +234,12 @@ class DecodeState {
 
   KVB_DEVICE void Scores(uint32_t at, float (&s)[kGroups][4]) const {
     const int lane = static_cast<int>(threadIdx.x % 32);
+    const uint32_t row = at + (FirstChunk<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
+    ScoresOf(s, [&](int chunk) { return ChunkAt(row, chunk); });
+  }
+  // chunk_at(n), n even: where the lane's row has chunk n, in the upper half of lanes n + 1.
+  template <typename ChunkAtOf>
+  KVB_DEVICE void ScoresOf(float (&s)[kGroups][4], const ChunkAtOf& chunk_at) const {
     // Two sums, of even and odd steps: shorter chains of dependent products.
     float odd[kGroups][4];
 #pragma unroll
@@ -242,11 +248,10 @@ class DecodeState {
       for (int i = 0; i < 4; ++i) s[n][i] = odd[n][i] = 0;
     }
     if constexpr (kCodes) {
-      const uint32_t row = at + (FirstChunk<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
 #pragma unroll
       for (int step = 0; step < kSteps; step += 2) {
         uint32_t codes[4];
-        LoadMatrices(codes, ChunkAt(row, step));
+        LoadMatrices(codes, chunk_at(step));
         CodePairs pairs[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) pairs[i] = Code::Neighbours(codes[i]);
@@ -261,11 +266,10 @@ class DecodeState {
         }
       }
     } else {
-      const uint32_t row = at + (FirstChunk<Shape::kChunks>(lane % 16) ^ lane / 16 * 16);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
         uint32_t a[4];
-        LoadMatrices(a, ChunkAt(row, 2 * step));
+        LoadMatrices(a, chunk_at(2 * step));
 #pragma unroll
         for (int n = 0; n < kGroups; ++n) {
           MultiplyM16N8K16<T>(step % 2 == 0 ? s[n] : odd[n], a, q[step][n][0], q[step][n][1]);

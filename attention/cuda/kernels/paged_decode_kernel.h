@@ -163,10 +163,11 @@ __global__ __launch_bounds__(
     state.LoadQueries(p, item, kv_head, row_group);
     state.Clear();
     for (int key = item.begin; key < item.end; key += kDecodeTile) {
+      const int first = key + warp * kDecodeWarpTile;
+      if constexpr (kSpecial) state.LookAt(p, item, first, missing & 3);
       WaitCopies<Shape::kStages - 1>();
       __syncwarp();
       const uint32_t at = stages + static_cast<uint32_t>(stage * Shape::kTileBytes);
-      const int first = key + warp * kDecodeWarpTile;
       if (first < item.end) state.Attend(p, item, row_group, at, first, missing & 3);
       __syncwarp();
       missing = missing >> 2 | loader.Next(at) << 2 * (Shape::kStages - 1);

@@ -45,7 +45,7 @@ struct PrefillParams : DenseAttention {
 // Whether these kernels do it: queries of a 16-bit type; keys and values of the same, head sizes
 // that are multiples of 8 up to 256, or codes, multiples of 16 up to 128, with which queries may be
 // e4m3, too; rows at multiples of 16 bytes (queries in codes: 8), or kPagedX in blocks of multiples
-// of 8. Masks, block-sparse rules and kPagedX are for mma.sync.
+// of 8.
 bool TakesPrefill(const PrefillParams& params);
 
 // Of these bounds, how many pieces of keys take least time on a device with so many
@@ -62,13 +62,17 @@ Error LaunchPrefill(const LaunchContext& context, const PrefillParams& params);
 // 128; K and V as the bulk copy engine can copy them: blocks of a multiple of 8 tokens, strides
 // that are positive and below 2^40 bytes. Queries in codes: over keys in e4m3, rows at multiples of
 // 16 bytes. These are multiplied with K as codes, with sums in some 14 bits; all other products are
-// of 16-bit types in which codes are exact.
+// of 16-bit types in which codes are exact. Special cases as the next function says.
 bool TakesPrefillHopper(const PrefillParams& params);
+// Of special cases 16-bit keys of head sizes up to 128: masks that only hide and block-sparse rules
+// over the strided layouts, or kPagedX in blocks of a multiple of 16 tokens without either.
+bool TakesPrefillHopperSpecial(const PrefillParams& params);
 
 // REQUIRES: both, and a device of compute capability 9.0.
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params);
-// Its part for codes.
+// Its parts for codes and for special cases.
 Error LaunchPrefillHopperCodes(const LaunchContext& context, const PrefillParams& params);
+Error LaunchPrefillHopperSpecial(const LaunchContext& context, const PrefillParams& params);
 
 // Makes outputs of the states that prefill's pieces of keys left (PrefillPieces).
 //

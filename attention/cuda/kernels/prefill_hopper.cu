@@ -32,14 +32,16 @@ bool TakesQueries(const PrefillParams& params) {
 }  // namespace
 
 bool TakesPrefillHopper(const PrefillParams& params) {
+  if (params.is_special()) return TakesPrefillHopperSpecial(params);
   const Cache& cache = params.keys.cache;
   return params.key_dim <= (HoldsCodes(cache) ? 128 : 192) && params.value_dim <= 128 &&
-         !params.is_special() && TakesQueries(params) &&
+         TakesQueries(params) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.k, params.key_dim)) &&
          FitsTensorMap(prefill_hopper::BoxedKeys(params, cache.v, params.value_dim));
 }
 
 Error LaunchPrefillHopper(const LaunchContext& context, const PrefillParams& params) {
+  if (params.is_special()) return LaunchPrefillHopperSpecial(context, params);
   if (HoldsCodes(params.keys.cache)) return LaunchPrefillHopperCodes(context, params);
   return params.q.element == Element::kBF16 ? LaunchOfType<Bf16>(context, params)
                                             : LaunchOfType<F16>(context, params);

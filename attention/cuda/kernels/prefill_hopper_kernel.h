@@ -1,6 +1,6 @@
 // The wgmma prefill kernel: its consuming half, the kernel itself and its launch. Included by the
-// sources that build it for 16-bit caches (prefill_hopper.cu) and for codes
-// (prefill_hopper_codes.cu).
+// sources that build it for 16-bit caches (prefill_hopper.cu), codes (prefill_hopper_codes.cu) and
+// special cases (prefill_hopper_special.cu).
 //
 // A block stays on its multiprocessor and does one row tile after another. Of its three warpgroups
 // one produces (prefill_hopper_producer.h). Two consume, 64 rows each. While a consumer makes
@@ -94,13 +94,15 @@ class Consumer {
     CommitProducts();
     WaitProducts<0>();
     PinAccumulators(scores);
-    if (!Shared::kOutInQueries && num_tiles == 1) Release(barriers_.QueriesEmpty());
-    FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
+    if (!Shared::kOutInQueries && (Kind::kTested ? IsLast() : num_tiles == 1)) {
+      Release(barriers_.QueriesEmpty());
+    }
+    FinishScores(tile, scores, key0, stage, rich, IsEdgeOf(whole, key0, step_), bad);
     float shrink[2];
     ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
     PackWeights(scores, weights);
 
-    for (int n = 1; n < num_tiles; ++n) {
+    for (int n = 1; Kind::kTested ? !IsLast() : n < num_tiles; ++n) {
       const uint32_t last_stage = step_ % Shared::kValueStages;
       const uint32_t last_parity = step_ / Shared::kValueStages & 1;
       ++step_;
@@ -108,7 +110,9 @@ class Consumer {
       WaitAtBarrier(barriers_.KeysFull(stage), parity);
       bad = LoadShared4(base_ + Shared::kAnyBad) != 0;
       WaitAtBarrier(barriers_.ValuesFull(last_stage), last_parity);
-      if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
+      if (IsEdgeOf(whole, key0, step_ - 1)) {
+        TakeNonFiniteValues(tile, last_stage, key0, step_ - 1);
+      }
       key0 += kKeys;
       NamedBarrierSync(kTurnBarrier + group_, 2 * kGroupThreads);
       PinAccumulators(out_);
@@ -120,8 +124,10 @@ class Consumer {
       NamedBarrierArrive(kTurnBarrier + (group_ ^ 1), 2 * kGroupThreads);
       WaitProducts<1>();
       PinAccumulators(scores);
-      if (!Shared::kOutInQueries && n + 1 == num_tiles) Release(barriers_.QueriesEmpty());
-      FinishScores(tile, scores, key0, stage, rich, IsEdge(whole, key0), bad);
+      if (!Shared::kOutInQueries && (Kind::kTested ? IsLast() : n + 1 == num_tiles)) {
+        Release(barriers_.QueriesEmpty());
+      }
+      FinishScores(tile, scores, key0, stage, rich, IsEdgeOf(whole, key0, step_), bad);
       const bool grown = ExponentiateRows(scores, log2_scale, maximum_, sum_, shrink);
       WaitProducts<0>();
       PinAccumulators(out_);
@@ -137,7 +143,7 @@ class Consumer {
 
     const uint32_t last_stage = step_ % Shared::kValueStages;
     WaitAtBarrier(barriers_.ValuesFull(last_stage), step_ / Shared::kValueStages & 1);
-    if (IsEdge(whole, key0)) TakeNonFiniteValues(tile, last_stage, key0);
+    if (IsEdgeOf(whole, key0, step_)) TakeNonFiniteValues(tile, last_stage, key0, step_);
     PinAccumulators(out_);
     BeginProducts();
     MultiplyValues(weights, last_stage);
@@ -150,7 +156,19 @@ class Consumer {
 
   KVB_DEVICE void MultiplyQueries(float (&scores)[kKeys / 8][4], uint32_t stage) const {
     const uint64_t queries = RowsAlongK(base_ + Shared::kQueries + group_ * 64 * kColumnBytes);
-    const uint64_t keys = RowsAlongK(base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes);
+    const uint32_t keys_at = base_ + Shared::kKeyTiles + stage * Shared::kKeyBytes;
+    if constexpr (Kind::kPagedX) {
+      // Eight keys have all of their dimensions together, by eights.
+      const uint64_t keys = BricksAlongK(keys_at, 128, kD / 8 * 128);
+#pragma unroll
+      for (int k = 0; k < kD / 16; ++k) {
+        MultiplyGroupShared<Query>(
+            scores, queries + k / 4 * (kRows * kColumnBytes / 16) + k % 4 * 2,
+            keys + k * (2 * 128 / 16), k > 0);
+      }
+      return;
+    }
+    const uint64_t keys = RowsAlongK(keys_at);
     // Both in steps of 32 bytes.
 #pragma unroll
     for (int k = 0; k < kD * static_cast<int>(sizeof(typename Query::Bits)) / 32; ++k) {
@@ -161,6 +179,15 @@ class Consumer {
     }
   }
   KVB_DEVICE void MultiplyValues(const uint32_t (&weights)[kKeys / 16][4], uint32_t stage) {
+    if constexpr (Kind::kPagedX) {
+      const uint64_t values =
+          ShortRowsAlongK(base_ + Shared::kValueTiles + stage * Shared::kValueBytes);
+#pragma unroll
+      for (int k = 0; k < kKeys / 16; ++k) {
+        MultiplyGroupRegistersAlongK<Value>(out_, weights[k], values + k * (kDv * 32 / 16), true);
+      }
+      return;
+    }
     const uint64_t values = RowsAcrossK(base_ + Shared::kValueTiles + stage * Shared::kValueBytes,
                                         Shared::kColumnOfTile);
 #pragma unroll
@@ -173,11 +200,42 @@ class Consumer {
   KVB_DEVICE void FinishScores(const RowTile& tile, float (&scores)[kKeys / 8][4], int32_t key0,
                                uint32_t stage, bool rich, bool edge, bool bad) const {
     Release(barriers_.KeysEmpty(stage));
+    if constexpr (Kind::kTested) return FinishTested(tile, scores, rich, bad);
     // Out of the way of what is always executed.
     if (rich) [[unlikely]]
       ModifyScores(params_, tile, scores, row_, key0);
     if (edge || bad) [[unlikely]] {
       HideScores(params_, tile, scores, row_, key0, bad ? BadKeys() : nullptr);
+    }
+  }
+
+  // --- Of tested instances ---
+
+  KVB_DEVICE SeenTiles<Shared> Seen() const { return {shared_}; }
+  KVB_DEVICE bool IsLast() const {
+    if constexpr (Kind::kTested) return Seen().At(step_).is_last != 0;
+    return false;
+  }
+  // Whether some row sees less of the step's tile than another.
+  KVB_DEVICE bool IsEdgeOf(const KeyRange& whole, int32_t key0, uint32_t step) const {
+    if constexpr (Kind::kTested) return Seen().At(step).by_warp[0].is_mixed != 0;
+    return IsEdge(whole, key0);
+  }
+  KVB_DEVICE void FinishTested(const RowTile& tile, float (&scores)[kKeys / 8][4], bool rich,
+                               bool bad) const {
+    if constexpr (Kind::kTested) {
+      const SeenTile& seen = Seen().At(step_);
+      if (rich) [[unlikely]] {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          ModifyScores(params_, tile, reinterpret_cast<float(&)[8][4]>(scores[8 * half]), row_,
+                       seen.by_warp[0].keys[half]);
+        }
+      }
+      const int first = thread_ / 32 * 16;  // of the warp's rows
+      if (bad || (seen.mixed[first / 32] >> first % 32 & 0xffff) != 0) {
+        HideByWords(scores, Seen().Words(step_) + 2 * first, bad ? BadKeys() : nullptr);
+      }
     }
   }
 
@@ -197,14 +255,29 @@ class Consumer {
   }
 
   // By both consumers, V being there.
-  KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
-    words += stage * kProducerWarps;
-    if (!__any_sync(kFullWarp, words[lane_ % kProducerWarps] != 0)) [[likely]]
+  KVB_DEVICE void TakeNonFiniteValues(const RowTile& tile, uint32_t stage, int32_t key0,
+                                      uint32_t step) {
+    const uint32_t* found = reinterpret_cast<const uint32_t*>(shared_ + Shared::kNonFinite);
+    found += stage * kProducerWarps;
+    if (!__any_sync(kFullWarp, found[lane_ % kProducerWarps] != 0)) [[likely]]
       return;
     unsigned char* values = shared_ + Shared::kValueTiles + stage * Shared::kValueBytes;
     constexpr int kConsumerThreads = kConsumers * kGroupThreads;
-    AddNonFinite<Value, kKeys>(params_, tile, values, out_, row_, key0);
+    if constexpr (Kind::kTested) {
+      const auto* words = reinterpret_cast<const uint32_t*>(Seen().Words(step) + 2 * row_);
+      AddNonFiniteOf<Value, kKeys>(
+          values, out_, [&](int key) { return (words[key / 32] >> key % 32 & 1) != 0; },
+          [&](int key) { return (words[8 * 4 + key / 32] >> key % 32 & 1) != 0; },
+          AtKey<kKeys>);
+    } else if constexpr (Kind::kPagedX) {
+      const KeyRange low = RangeOfRow(params_, tile, row_, key0);
+      const KeyRange high = RangeOfRow(params_, tile, row_ + 8, key0);
+      AddNonFiniteOf<Value, kKeys>(
+          values, out_, [&](int key) { return key >= low.begin && key < low.end; },
+          [&](int key) { return key >= high.begin && key < high.end; }, AtKeyByDims<kDv>);
+    } else {
+      AddNonFinite<Value, kKeys>(params_, tile, values, out_, row_, key0);
+    }
     NamedBarrierSync(kConsumersBarrier, kConsumerThreads);
     ZeroNonFinite<Value, Shared::kValueBytes>(values, thread_, kConsumerThreads);
     FenceForAsyncProxy();
@@ -292,7 +365,7 @@ template <typename Kind, int kD, int kDv>
 __global__ void __launch_bounds__(kThreads, 1)
     PrefillHopperKernel(const __grid_constant__ PrefillParams params,
                         const __grid_constant__ TileOrder order,
-                        const __grid_constant__ KeyBoxes boxes, uint32_t* error_flags) {
+                        const __grid_constant__ BoxesOf<Kind> boxes, uint32_t* error_flags) {
   const Barriers barriers{SharedAddress(DynamicSharedMemory()) +
                           SharedLayout<Kind, kD, kDv>::kBarriers};
   if (threadIdx.x == 0) {
@@ -316,9 +389,20 @@ __global__ void __launch_bounds__(kThreads, 1)
 // made of boxes.
 inline int32_t RowsOfBoxes(const PrefillParams& params) {
   if (params.keys.block_table == nullptr) return kWarpKeys;
+  if (params.keys.cache.layout == Layout::kPagedX) {
+    return params.keys.cache.block_size % kPagedXKeys == 0 ? kPagedXKeys : 0;
+  }
   int32_t rows = kWarpKeys;
   while (params.keys.cache.block_size % rows != 0) rows /= 2;
   return rows >= 8 ? rows : 0;
+}
+
+// Nobody looks at the strides of dimensions of one element.
+inline BoxedTensor WithoutIdleStrides(BoxedTensor boxed) {
+  for (int i = 0; i < 3; ++i) {
+    if (boxed.extents[i + 1] == 1) boxed.strides[i] = 8;
+  }
+  return boxed;
 }
 
 // K or V as it is to be copied: codes as pairs of them.
@@ -333,23 +417,44 @@ inline BoxedTensor BoxedKeys(const PrefillParams& params, const CacheTensor& ten
   if (params.keys.block_table == nullptr) {
     boxed.extents[2] = params.num_key_rows, boxed.extents[3] = 1;
   }
-  for (int i = 0; i < 3; ++i) {
-    if (boxed.extents[i + 1] == 1) boxed.strides[i] = 8;  // nobody looks at it
-  }
   boxed.box = {64, 1, RowsOfBoxes(params), 1};
-  return boxed;
+  return WithoutIdleStrides(boxed);
+}
+
+// K or V of kPagedX. Of K a row is 16 bytes of each of eight keys.
+inline BoxedTensor BoxedPagedX(const PrefillParams& params, bool values) {
+  const Cache& cache = params.keys.cache;
+  const CacheTensor& tensor = values ? cache.v : cache.k;
+  const int64_t row = cache.block_size * (values ? 1 : 8);
+  BoxedTensor boxed;
+  boxed.data = tensor.data;
+  boxed.extents = {row, values ? params.value_dim : params.key_dim / 8, params.num_kv_heads,
+                   cache.num_blocks};
+  boxed.strides = {row, tensor.head_stride, tensor.block_stride};
+  boxed.box = {values ? kPagedXKeys : 64, values ? kPagedXDims : kPagedXDims / 8, 1, 1};
+  boxed.permuted = values ? 32 : 16;
+  return WithoutIdleStrides(boxed);
 }
 
 template <typename Kind, int kD, int kDv>
 Error LaunchOne(const LaunchContext& context, const PrefillParams& params) {
-  KeyBoxes boxes;
+  BoxesOf<Kind> boxes;
   const Cache& cache = params.keys.cache;
   boxes.rows = RowsOfBoxes(params);
   boxes.whole = params.keys.block_table != nullptr && boxes.rows == cache.block_size;
-  Error error = MakeTensorMap(BoxedKeys(params, cache.k, params.key_dim), &boxes.keys);
+  Error error = MakeTensorMap(Kind::kPagedX ? BoxedPagedX(params, false)
+                                            : BoxedKeys(params, cache.k, params.key_dim),
+                              &boxes.keys);
   if (error != 0) return error;
-  error = MakeTensorMap(BoxedKeys(params, cache.v, params.value_dim), &boxes.values);
+  error = MakeTensorMap(
+      Kind::kPagedX ? BoxedPagedX(params, true) : BoxedKeys(params, cache.v, params.value_dim),
+      &boxes.values);
   if (error != 0) return error;
+  if constexpr (Kind::kTested) {
+    const BlockSparseRule& sparse = params.scoring.block_sparse;
+    boxes.divisors = {FastDivisor(sparse.block_size),
+                      FastDivisor(sparse.vert_stride < 1 ? 1 : sparse.vert_stride)};
+  }
   const TileOrder order = OrderTiles(params, kRows);
   const int64_t blocks =
       order.items < context.num_multiprocessors ? order.items : context.num_multiprocessors;

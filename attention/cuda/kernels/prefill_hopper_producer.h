@@ -11,11 +11,14 @@
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_PREFILL_HOPPER_PRODUCER_H_
 
+#include <type_traits>
+
 #include "attention/cuda/device/bulk.h"
 #include "attention/cuda/device/gpu.h"
 #include "attention/cuda/device/hopper.h"
 #include "attention/cuda/device/numbers.h"
 #include "attention/cuda/device/ptx.h"
+#include "attention/cuda/kernels/prefill_hopper_special.h"
 #include "attention/cuda/kernels/prefill_rows.h"
 #include "attention/cuda/kernels/prefill_tile.h"
 
@@ -46,8 +49,19 @@ struct SameTypes {
   using Query = T;
   using Value = T;
   using Out = T;
-  static constexpr bool kCodes = false;  // in the cache
+  static constexpr bool kCodes = false;   // in the cache
+  static constexpr bool kPagedX = false;  // or the strided layouts
+  static constexpr bool kTested = false;  // masks and block-sparse visibility
   static constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+};
+template <typename T>
+struct InPagedX : SameTypes<T> {
+  static constexpr bool kPagedX = true;
+};
+template <typename T>
+struct Tested : SameTypes<T> {
+  static constexpr bool kTested = true;
+  static constexpr int kProducerRegisters = 88, kConsumerRegisters = 208;
 };
 // Codes as what they are exact in: K as the queries' type, V as f16, in which weights are most
 // exact.
@@ -56,7 +70,7 @@ struct OverCodes {
   using Query = T;
   using Value = F16;
   using Out = T;
-  static constexpr bool kCodes = true;
+  static constexpr bool kCodes = true, kPagedX = false, kTested = false;
   static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
 };
 // Codes on both sides of Q K.
@@ -88,9 +102,10 @@ struct SharedLayout {
     return kQueryBytes + kKeyStages * kKeyBytes + value_stages * kValueBytes +
            (out ? kOutBytes : 0) + kSmallBytes;
   }
-  // V is released late, when both consumers are done with it, and wanted soon.
+  // V is released late, when both consumers are done with it, and wanted soon. Tested instances
+  // need the room.
   static constexpr int kValueStages =
-      Room(kMostValueStages, true) <= kMostSharedBytes ? kMostValueStages : 2;
+      Room(kMostValueStages, true) <= kMostSharedBytes && !Kind::kTested ? kMostValueStages : 2;
   // Where outputs have no room of their own they take the queries', which then are free later.
   static constexpr bool kOutInQueries = Room(kValueStages, true) > kMostSharedBytes;
 
@@ -110,8 +125,16 @@ struct SharedLayout {
   static constexpr int kTiles = kAnyBad + 16;
   static constexpr int kTileBytes = (sizeof(RowTile) + 15) / 16 * 16;
   static constexpr int kBarriers = kTiles + kTileSlots * kTileBytes;
-  static constexpr int kBytes = kBarriers + 33 * 8;
-  static_assert(kBytes - kBadKeys <= kSmallBytes && kBytes <= kMostSharedBytes);
+  static constexpr int kSmallEnd = kBarriers + 33 * 8;
+  // Of tested instances: RowRule [kRows], uint64 [kSeenSlots][kRows][2], SeenTile [kSeenSlots],
+  // uint32 [2][kProducerWarps].
+  static constexpr int kRules = (kSmallEnd + 15) / 16 * 16;
+  static constexpr int kSeenWords = kRules + kRows * static_cast<int>(sizeof(RowRule));
+  static constexpr int kSeenTiles = kSeenWords + kSeenSlots * kRows * 16;
+  static constexpr int kAnySeen = kSeenTiles + kSeenSlots * static_cast<int>(sizeof(SeenTile));
+  static constexpr int kBytes = Kind::kTested ? kAnySeen + 2 * 4 * kProducerWarps : kSmallEnd;
+  static_assert(kSmallEnd - kBadKeys <= kSmallBytes && kBytes <= kMostSharedBytes);
+  static_assert(sizeof(RowRule) % 16 == 0 && sizeof(SeenTile) % 16 == 0);
 };
 
 // Barriers in shared memory: something is there (full), nobody needs it any more (empty).
@@ -174,6 +197,13 @@ struct KeyBoxes {
   bool whole = false;  // boxes are blocks
 };
 inline constexpr int kMostBoxes = kWarpKeys / 8;  // of a warp and a tile
+struct TestedKeyBoxes : KeyBoxes {
+  SparseDivisors divisors;
+};
+template <typename Kind>
+using BoxesOf = std::conditional_t<Kind::kTested, TestedKeyBoxes, KeyBoxes>;
+// Of kPagedX: keys that a box of V has, a box of K having half as many; dimensions of both.
+inline constexpr int kPagedXKeys = 16, kPagedXDims = 128;
 
 // --- The producer ---
 
@@ -182,8 +212,8 @@ class Producer {
  public:
   using Shared = SharedLayout<Kind, kD, kDv>;
 
-  KVB_DEVICE Producer(const PrefillParams& params, const KeyBoxes& boxes, uint32_t* error_flags,
-                      const Barriers& barriers, const TileOrder& order)
+  KVB_DEVICE Producer(const PrefillParams& params, const BoxesOf<Kind>& boxes,
+                      uint32_t* error_flags, const Barriers& barriers, const TileOrder& order)
       : params_(params),
         boxes_(boxes),
         error_flags_(error_flags),
@@ -203,17 +233,24 @@ class Producer {
       PrefetchMap(boxes_.keys);
       PrefetchMap(boxes_.values);
     }
-    int num_tiles = 0;
+    int num_tiles = 0;  // of tested instances, found so far
     KeyPlace next;
     Boxes keys, values;
+    [[maybe_unused]] Finder finder = MakeFinder();
     // Begins at the end of a row tile without keys.
     for (int n = 0;; ++n) {
       values = keys;
-      if (n + 1 < num_tiles) {
+      if (n + 1 < num_tiles && (!Kind::kTested || n >= -1)) {
         const KeyPlace place = next;
-        next = PlaceOfLane(now_, n + 2);
+        next = Kind::kTested && n + 2 >= num_tiles ? KeyPlace{-1, -1} : PlaceOfLane(now_, n + 2);
         keys = Spread(place);
         CopyKeys(keys, place, step_ + n + 1);
+      }
+      if constexpr (Kind::kTested) {
+        if (n == -1) CopyQueries(*tile_, published_ - 1);
+        if (n + 3 == num_tiles) FindTile(finder, num_tiles);
+        if (n == -2) next = PlaceOfLane(now_, 0);
+        if (n < 0) continue;
       }
       if (n < 0) {
         CopyQueries(*tile_, published_ - 1);
@@ -237,6 +274,14 @@ class Producer {
       num_tiles = NumKeyTilesOf(*tile_);
       next = first_;
       n = -2;
+      if constexpr (Kind::kTested) {
+        // Two tiles are to be found first.
+        if (num_tiles > 0) {
+          finder.Begin(*tile_);
+          num_tiles = 0;
+          n = -4;
+        }
+      }
     }
   }
 
@@ -266,6 +311,7 @@ class Producer {
       ArriveAtBarrier(barriers_.TileFull(n % kTileSlots));
     }
     WaitAtBarrier(barriers_.TileFull(n % kTileSlots), n / kTileSlots & 1);
+    if constexpr (Kind::kTested) return;  // which tile is the first is not known
     // Block ids are there when the tile's turn comes.
     if (SlotOf(n).valid) first_ = PlaceOfLane(SourceOf(SlotOf(n)), 0);
   }
@@ -305,10 +351,18 @@ class Producer {
     if (blocks != nullptr) blocks += tile.request * params_.keys.table_stride;
     return {blocks, tile.kv_head, static_cast<int32_t>(tile.kv_start), tile.seen};
   }
+  // This lane's of tile n; -1: none.
+  KVB_DEVICE int32_t KeyOfLane(const Source& source, int n) const {
+    if constexpr (Kind::kTested) {
+      const int32_t first = Seen().At(step_ + n).by_warp[warp_].keys[thread_ / 64];
+      return first < 0 ? -1 : first + thread_ % 64;
+    }
+    return source.TileKey(n) + thread_;
+  }
   // Of the box that this lane's key of tile n is in; loads the block's id, and does not look at it:
   // the load may take its time. -1, outside of the tensor, where no key is seen.
   KVB_DEVICE KeyPlace PlaceOfLane(const Source& source, int n) const {
-    const int32_t first = (source.TileKey(n) + thread_) & -boxes_.rows;
+    const int32_t first = KeyOfLane(source, n) & -boxes_.rows;
     if (first + boxes_.rows <= source.seen.begin || first >= source.seen.end) return {-1, -1};
     if (source.blocks == nullptr) return {0, source.kv_start + first};
     const uint32_t column = by_block_size_.Quotient(static_cast<uint32_t>(first));
@@ -364,8 +418,8 @@ class Producer {
     if constexpr (Kind::kCodes) {
       CopyBoxes<1>(boxes_.values, to + kCodesOf<kDv, kKeys>, boxes, landed);
     } else {
-      const bool edge = IsEdge(tile_->seen_by_all, now_.TileKey(n));
-      CopyBoxes<kDv / 64>(boxes_.values, to, boxes, edge ? landed : full);
+      const bool edge = IsEdgeOf(n);
+      CopyBoxes<kDv / 64, true>(boxes_.values, to, boxes, edge ? landed : full);
       if (edge) TakeValues(n);
     }
   }
@@ -383,13 +437,17 @@ class Producer {
       FenceForAsyncProxy();
       __syncwarp();
     }
-    const bool edge = !Kind::kCodes || IsEdge(tile_->seen_by_all, now_.TileKey(n));
-    if (edge) LookAtValues(n, stage, shared_ + to + thread_ * kColumnBytes);
+    const bool edge = !Kind::kCodes || IsEdgeOf(n);
+    if constexpr (Kind::kPagedX) {
+      if (edge) LookAtValuesByDims(n, stage, shared_ + to);
+    } else {
+      if (edge) LookAtValues(n, stage, shared_ + to + thread_ * kColumnBytes);
+    }
     __syncwarp();
     if (lane_ == 0) ArriveAtBarrier(barriers_.ValuesFull(stage));
   }
   KVB_DEVICE void LookAtValues(int n, uint32_t stage, unsigned char* row) const {
-    const int32_t key = now_.TileKey(n) + thread_;
+    const int32_t key = KeyOfLane(now_, n);
     const bool bf16 = params_.keys.cache.element == Element::kBF16;
     // A row of V, its pieces in an order in which eight lanes have all banks.
     const auto piece = [&](int i) -> uint4& {
@@ -407,6 +465,32 @@ class Producer {
       FenceForAsyncProxy();
     }
     const uint32_t any = __ballot_sync(kFullWarp, found != 0 && seen);
+    if (lane_ == 0) WordOf(Shared::kNonFinite, stage) = any;
+  }
+
+  // As LookAtValues. Lanes take dimensions, and in each the warp's keys by eights.
+  KVB_DEVICE void LookAtValuesByDims(int n, uint32_t stage, unsigned char* values) const {
+    const bool bf16 = params_.keys.cache.element == Element::kBF16;
+    uint32_t found = 0;
+#pragma unroll 1
+    for (int octet = warp_ * (kWarpKeys / 8); octet < (warp_ + 1) * (kWarpKeys / 8); ++octet) {
+      const int32_t key = now_.TileKey(n) + 8 * octet;
+      // Elements of unseen keys: those below and those from `end` on.
+      const int32_t begin = now_.seen.begin - key, end = now_.seen.end - key;
+#pragma unroll 1
+      for (int dim = lane_; dim < kDv; dim += 32) {
+        uint4& piece = *reinterpret_cast<uint4*>(values + PieceByDims<kDv>(dim, octet));
+        if (NonFiniteCarries(piece, bf16) == 0) continue;
+        uint32_t* const pairs = reinterpret_cast<uint32_t*>(&piece);
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+          if (i < begin || i >= end) pairs[i / 2] &= i % 2 == 0 ? 0xffff0000u : 0xffffu;
+        }
+        FenceForAsyncProxy();
+        found |= NonFiniteCarries(piece, bf16);
+      }
+    }
+    const uint32_t any = __ballot_sync(kFullWarp, found != 0);
     if (lane_ == 0) WordOf(Shared::kNonFinite, stage) = any;
   }
 
@@ -428,13 +512,24 @@ class Producer {
 
   // This warp's keys of a tile at `to`. Each warp copies a quarter: what one lane has to do for all
   // boxes takes longer than there is time for a tile.
-  template <int kColumns>
+  template <int kColumns, bool kValues = false>
   KVB_DEVICE void CopyBoxes(const TensorMap& map, uint32_t to, const Boxes& boxes,
                             uint32_t barrier) const {
     if (ElectOne()) {
       ArriveExpecting(barrier, kColumns * kWarpKeys * kColumnBytes);
 #pragma unroll
       for (int i = 0; i < kMostBoxes; ++i) {
+        if constexpr (Kind::kPagedX) {
+          // Rows of a box are dimensions of V, or eights of those of K: 16 bytes of each key.
+          constexpr int kBoxKeys = kValues ? kPagedXKeys : kPagedXKeys / 2;
+          if (i * kBoxKeys >= kWarpKeys) break;
+          const int group = i * kBoxKeys / kPagedXKeys, behind = i * kBoxKeys % kPagedXKeys;
+          // Of no block, too, a multiple of what the engine takes.
+          const int32_t offset = (boxes.offset[group] & -kPagedXKeys) + behind;
+          CopyBox(base_ + to + (warp_ * kWarpKeys + i * kBoxKeys) * kColumns * kColumnBytes, map,
+                  kValues ? offset : 8 * offset, 0, now_.kv_head, boxes.block[group], barrier);
+          continue;
+        }
         if (i * boxes_.rows >= kWarpKeys) break;
         const uint32_t at = base_ + to + (warp_ * kWarpKeys + i * boxes_.rows) * kColumnBytes;
 #pragma unroll
@@ -447,8 +542,35 @@ class Producer {
     __syncwarp();
   }
 
+  // --- Of tested instances ---
+
+  using Finder = std::conditional_t<Kind::kTested, TileFinder<Shared>, int>;
+  KVB_DEVICE Finder MakeFinder() const {
+    if constexpr (Kind::kTested) {
+      return Finder(params_, boxes_.divisors, shared_, error_flags_);
+    } else {
+      return 0;
+    }
+  }
+  KVB_DEVICE SeenTiles<Shared> Seen() const { return {shared_}; }
+  // Whether some row sees less of tile n than another.
+  KVB_DEVICE bool IsEdgeOf(int n) const {
+    if constexpr (Kind::kTested) return Seen().At(step_ + n).by_warp[warp_].is_mixed != 0;
+    return IsEdge(tile_->seen_by_all, now_.TileKey(n));
+  }
+  // One more than num_tiles, or the mark of the last one.
+  KVB_DEVICE void FindTile(Finder& finder, int& num_tiles) const {
+    if constexpr (Kind::kTested) {
+      if (finder.Find(*tile_, step_ + num_tiles, num_tiles == 0)) {
+        ++num_tiles;
+      } else if (thread_ == 0) {
+        Seen().At(step_ + num_tiles - 1).is_last = 1;
+      }
+    }
+  }
+
   const PrefillParams& params_;
-  const KeyBoxes& boxes_;
+  const BoxesOf<Kind>& boxes_;
   uint32_t* const error_flags_;
   const Barriers barriers_;
   unsigned char* const shared_;

@@ -219,12 +219,14 @@ Error MakeTensorMap(const BoxedTensor& tensor, TensorMap* map) {
     steps[i] = 1;
   }
   for (int i = 0; i < 3; ++i) strides[i] = static_cast<cuuint64_t>(tensor.strides[i]) * 2;
+  const CUtensorMapSwizzle swizzle = tensor.permuted == 128  ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : tensor.permuted == 32 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                             : CU_TENSOR_MAP_SWIZZLE_NONE;
   // Zeros have the same bits in both types of 16 bits.
   const CUresult result = encode(
       reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4,
       const_cast<void*>(tensor.data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 Error BeginCapture(void* stream) {

@@ -51,7 +51,7 @@ Error UnregisterHost(void* memory);
 Error Synchronize(void* stream);
 
 // What a kernel gets of a tensor to copy boxes of it (device/bulk.h): zeros for what is outside,
-// rows permuted for wgmma. REQUIRES: FitsTensorMap(tensor). Host work of about a microsecond.
+// rows permuted as it says. REQUIRES: FitsTensorMap(tensor). Host work of about a microsecond.
 Error MakeTensorMap(const BoxedTensor& tensor, TensorMap* map);
 
 // Non-blocking streams, events, graphs.
