@@ -49,7 +49,7 @@ int64_t Blocks(const KvCacheSpec& spec, const RequestLimits& limits,
 }
 
 TEST(RequestFootprintExamples, WE_B1ToB10Blocks) {
-  constexpr int64_t kMillion = 1'048'576;
+  constexpr int64_t kTwoTo20 = 1'048'576;
   const struct {
     const char* example;
     KvCacheSpec spec;
@@ -65,16 +65,16 @@ TEST(RequestFootprintExamples, WE_B1ToB10Blocks) {
       {"B6", Window(16, 1'024), 128, 8'192, 8, 9},
       {"B6 full", FullOf(16), 128, 8'192, 8, 8},
       {"B7", Window(16, 1'026), 131'072, 1'024, 129, 130},
-      {"B8", Chunked(16, 8'192), kMillion, 8'192, 1'024, 1'024},
+      {"B8", Chunked(16, 8'192), kTwoTo20, 8'192, 1'024, 1'024},
       {"B8 short", Chunked(16, 8'192), 4'096, 8'192, 256, 256},
-      {"B9", Mla(256, 4), kMillion, 8'192, 4'096, 4'096},
-      {"B9", WindowMla(64, 128), kMillion, 8'192, 131, 131},
-      {"B9", WindowMla(4, 8), kMillion, 8'192, 2'051, 2'051},
-      {"B9", WindowMla(8, 128), kMillion, 8'192, 1'041, 1'041},
-      {"B10", Mla(256, 4), kMillion, 16'384, 4'096, 4'096},
-      {"B10", WindowMla(64, 128), kMillion, 16'384, 259, 259},
-      {"B10", WindowMla(4, 8), kMillion, 16'384, 4'099, 4'099},
-      {"B10", WindowMla(8, 128), kMillion, 16'384, 2'065, 2'065},
+      {"B9", Mla(256, 4), kTwoTo20, 8'192, 4'096, 4'096},
+      {"B9", WindowMla(64, 128), kTwoTo20, 8'192, 131, 131},
+      {"B9", WindowMla(4, 8), kTwoTo20, 8'192, 2'051, 2'051},
+      {"B9", WindowMla(8, 128), kTwoTo20, 8'192, 1'041, 1'041},
+      {"B10", Mla(256, 4), kTwoTo20, 16'384, 4'096, 4'096},
+      {"B10", WindowMla(64, 128), kTwoTo20, 16'384, 259, 259},
+      {"B10", WindowMla(4, 8), kTwoTo20, 16'384, 4'099, 4'099},
+      {"B10", WindowMla(8, 128), kTwoTo20, 16'384, 2'065, 2'065},
   };
   for (const auto& row : rows) {
     const RequestLimits limits = Limits(row.length, row.in_flight);
