@@ -292,28 +292,28 @@ TEST(ExtraKeysTest, InvalidFeaturesAreRefusedByIndexValueAndLimit) {
 }
 
 TEST(ExtraKeysTest, DifferentListsHaveDifferentEncodings) {
-  using Kind = ExtraKey::Kind;
+  using ExtraKind = ExtraKey::Kind;
   const std::vector<ExtraKeys> lists = {
-      {{Kind::kLora, "ab", 0}},
-      {{Kind::kSalt, "ab", 0}},
-      {{Kind::kPromptEmbedding, "ab", 0}},
-      {{Kind::kMultimodal, "ab", 0}},
-      {{Kind::kMultimodal, "ab", 1}},
-      {{Kind::kMultimodal, "ab", -1}},
-      {{Kind::kLora, "a", 0}, {Kind::kLora, "b", 0}},
-      {{Kind::kLora, "b", 0}, {Kind::kLora, "a", 0}},
-      {{Kind::kLora, "", 0}, {Kind::kLora, "ab", 0}},
-      {{Kind::kLora, "ab", 0}, {Kind::kLora, "", 0}},
-      {{Kind::kLora, "", 0}},
+      {{ExtraKind::kLora, "ab", 0}},
+      {{ExtraKind::kSalt, "ab", 0}},
+      {{ExtraKind::kPromptEmbedding, "ab", 0}},
+      {{ExtraKind::kMultimodal, "ab", 0}},
+      {{ExtraKind::kMultimodal, "ab", 1}},
+      {{ExtraKind::kMultimodal, "ab", -1}},
+      {{ExtraKind::kLora, "a", 0}, {ExtraKind::kLora, "b", 0}},
+      {{ExtraKind::kLora, "b", 0}, {ExtraKind::kLora, "a", 0}},
+      {{ExtraKind::kLora, "", 0}, {ExtraKind::kLora, "ab", 0}},
+      {{ExtraKind::kLora, "ab", 0}, {ExtraKind::kLora, "", 0}},
+      {{ExtraKind::kLora, "", 0}},
       // V-52: the path counts, separately from the name.
-      {{Kind::kLora, "ab", 0, "p"}},
-      {{Kind::kLora, "ab", 0, "q"}},
-      {{Kind::kLora, "abp", 0}},
-      {{Kind::kLora, "a", 0, "bp"}},
-      {{Kind::kLora, "", 0, "ab"}},
-      {{Kind::kLora, std::string("a\0b", 3), 0}},
+      {{ExtraKind::kLora, "ab", 0, "p"}},
+      {{ExtraKind::kLora, "ab", 0, "q"}},
+      {{ExtraKind::kLora, "abp", 0}},
+      {{ExtraKind::kLora, "a", 0, "bp"}},
+      {{ExtraKind::kLora, "", 0, "ab"}},
+      {{ExtraKind::kLora, std::string("a\0b", 3), 0}},
       // The encoding of one key inside the value of another.
-      {{Kind::kLora, EncodeExtraKeys({{Kind::kLora, "ab", 0}}), 0}},
+      {{ExtraKind::kLora, EncodeExtraKeys({{ExtraKind::kLora, "ab", 0}}), 0}},
   };
   std::set<std::string> encodings;
   std::set<std::string> as_cbor;

@@ -105,9 +105,9 @@ TEST_F(NoopStepTest, GatesHold) {
 }
 
 TEST_F(NoopStepTest, MisuseIsRefused) {
-  constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
-  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
-  for (int64_t n : {kLeast, int64_t{-1}, kMost}) {
+  constexpr int64_t kLow = std::numeric_limits<int64_t>::min();
+  constexpr int64_t kHigh = std::numeric_limits<int64_t>::max();
+  for (int64_t n : {kLow, int64_t{-1}, kHigh}) {
     EXPECT_THAT(Answer({.num_new_tokens = n}), HasSubstr("num_new_tokens is"));
     EXPECT_THAT(Answer({.num_new_tokens = 1, .num_lookahead_tokens = n}),
                 HasSubstr("num_lookahead_tokens is"));

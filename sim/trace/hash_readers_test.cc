@@ -16,7 +16,8 @@ using testing::IsEmpty;
 
 constexpr int64_t kOneSecond = 1000000000;
 
-std::vector<TraceRequest> Sample(const std::string& file, const TraceReaderOptions& options = {}) {
+std::vector<TraceRequest> SampleRows(const std::string& file,
+                                     const TraceReaderOptions& options = {}) {
   auto reader = OpenTrace("sim/trace/testdata/formats/" + file, options);
   EXPECT_TRUE(reader.ok()) << reader.status();
   auto requests = AllRequests(**reader);
@@ -25,7 +26,7 @@ std::vector<TraceRequest> Sample(const std::string& file, const TraceReaderOptio
 }
 
 TEST(BailianReaderTest, ConversationsAreSessionsAndArriveAsRecorded) {
-  const std::vector<TraceRequest> r = Sample("bailian.jsonl");
+  const std::vector<TraceRequest> r = SampleRows("bailian.jsonl");
   ASSERT_EQ(r.size(), 4u);
   EXPECT_EQ(r[0].id, "7");
   EXPECT_EQ(r[0].arrival_ns, kOneSecond / 4);
@@ -41,7 +42,7 @@ TEST(BailianReaderTest, ConversationsAreSessionsAndArriveAsRecorded) {
 TEST(BailianReaderTest, InAClosedLoopAChildWaitsForItsParent) {
   TraceReaderOptions options;
   options.closed_loop = true;
-  const std::vector<TraceRequest> r = Sample("bailian.jsonl", options);
+  const std::vector<TraceRequest> r = SampleRows("bailian.jsonl", options);
   EXPECT_THAT(r[2].waits_for, ElementsAre(0));
   EXPECT_EQ(r[2].arrival_ns, 20125 * kOneSecond / 1000) << "and not before its own time";
   EXPECT_THAT(r[3].waits_for, IsEmpty()) << "the parent is not in the file";
@@ -90,7 +91,7 @@ TEST(DynamoReaderTest, HashesHave64BitsAndOtherRecordsAreCounted) {
 TEST(DynamoReaderTest, InAClosedLoopRequestsFollowTheirSessionAndItsParent) {
   TraceReaderOptions options;
   options.closed_loop = true;
-  const std::vector<TraceRequest> r = Sample("dynamo.jsonl", options);
+  const std::vector<TraceRequest> r = SampleRows("dynamo.jsonl", options);
   ASSERT_EQ(r.size(), 3u);
   // All but the first have no time of their own and stay in the order of the file.
   EXPECT_EQ(r[1].id, "r2");
