@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<TokenId> Tokens(TokenId first, size_t count) {
+std::vector<TokenId> HashedTokens(TokenId first, size_t count) {
   std::vector<TokenId> tokens(count);
   std::iota(tokens.begin(), tokens.end(), first);
   return tokens;
@@ -32,9 +32,9 @@ TEST(BlockHashTest, Sha256ChainHasItsDocumentedValues) {
   const BlockHasher hasher(HashAlgorithm::kSha256, "seed");
   EXPECT_EQ(hasher.root().ToHex(),
             "fa3e49328c8454ec40692c2be2f5e84992cce06f37c7e131a7672180b0735a63");
-  const BlockHash first = hasher.Hash(hasher.root(), Tokens(0, 16), std::nullopt);
+  const BlockHash first = hasher.Hash(hasher.root(), HashedTokens(0, 16), std::nullopt);
   EXPECT_EQ(first.ToHex(), "3ac3f2ae205bdc537ee8cac9f1b3a11545659a24f000652b9b63971d6831b18d");
-  const BlockHash second = hasher.Hash(first, Tokens(16, 16), "abc");
+  const BlockHash second = hasher.Hash(first, HashedTokens(16, 16), "abc");
   EXPECT_EQ(second.ToHex(), "df6bcd512bc9a8a916dc68f28b0ccd0ed86cd0173621a58d9a9f60354bb1cded");
   EXPECT_EQ(hasher.ToUint64(second), 11141729785157373421u);
 }
@@ -70,9 +70,9 @@ TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
   for (size_t block_size : {1, 4, 15, 16, 17, 32, 300}) {
     for (size_t num_lookahead : {0, 1, 2, 3, 4, 255}) {
       for (size_t num_blocks : {0, 1, 2, 7}) {
-        const auto tokens = Tokens(-50, num_blocks * block_size + num_lookahead);
+        const auto tokens = HashedTokens(-50, num_blocks * block_size + num_lookahead);
         const auto span = absl::MakeConstSpan(tokens);
-        BlockHash parent = hasher_.Hash(hasher_.root(), Tokens(0, 3), "extra");
+        BlockHash parent = hasher_.Hash(hasher_.root(), HashedTokens(0, 3), "extra");
         std::vector<BlockHash> chain(num_blocks);
         hasher_.HashChain(parent, tokens, absl::MakeSpan(chain), num_lookahead);
         for (size_t i = 0; i < num_blocks; ++i) {
@@ -87,7 +87,7 @@ TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
 
 // V-10.
 TEST_P(BlockHasherTest, LookaheadTokensAreNoTokensOfTheBlock) {
-  const auto tokens = Tokens(0, 18);
+  const auto tokens = HashedTokens(0, 18);
   const auto span = absl::MakeConstSpan(tokens);
   std::vector<BlockHash> hashes;
   for (size_t block = 14; block <= 18; ++block) {
@@ -113,21 +113,21 @@ TEST_P(BlockHasherTest, WithoutSeedTheRootIsOnePerProcess) {
 TEST_P(BlockHasherTest, KeyIsPartOfTheHashFunction) {
   // Same parent, same tokens: only our own XXH3 has a secret besides the root.
   const BlockHasher other(GetParam(), "other");
-  const bool equal = hasher_.Hash(BlockHash{}, Tokens(0, 16), std::nullopt) ==
-                     other.Hash(BlockHash{}, Tokens(0, 16), std::nullopt);
+  const bool equal = hasher_.Hash(BlockHash{}, HashedTokens(0, 16), std::nullopt) ==
+                     other.Hash(BlockHash{}, HashedTokens(0, 16), std::nullopt);
   EXPECT_EQ(equal, GetParam() != HashAlgorithm::kXxh3_128);
 }
 
 TEST_P(BlockHasherTest, EveryInputCounts) {
-  const auto tokens = Tokens(0, 16);
+  const auto tokens = HashedTokens(0, 16);
   std::vector<BlockHash> hashes = {
       hasher_.Hash(hasher_.root(), tokens, std::nullopt),
       hasher_.Hash(hasher_.root(), tokens, ""),
       hasher_.Hash(hasher_.root(), tokens, std::string_view("\0", 1)),
       hasher_.Hash(hasher_.root(), tokens, "a"),
       hasher_.Hash(BlockHash{}, tokens, std::nullopt),
-      hasher_.Hash(hasher_.root(), Tokens(0, 15), std::nullopt),
-      hasher_.Hash(hasher_.root(), Tokens(1, 16), std::nullopt),
+      hasher_.Hash(hasher_.root(), HashedTokens(0, 15), std::nullopt),
+      hasher_.Hash(hasher_.root(), HashedTokens(1, 16), std::nullopt),
       hasher_.Hash(hasher_.root(), {}, std::nullopt),
       hasher_.Hash(hasher_.root(), {}, ""),
   };
@@ -148,7 +148,7 @@ TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
   // 2,048 bytes are 40 of preamble and 502 tokens: one size below, at and above it. In CBOR they
   // are 382 tokens of up to 5 bytes, with what surrounds them and room for padding.
   for (size_t count : {381u, 382u, 383u, 501u, 502u, 503u, 4096u}) {
-    const auto tokens = Tokens(1 << 30, count);
+    const auto tokens = HashedTokens(1 << 30, count);
     auto last_differs = tokens;
     last_differs.back() ^= 1;
     EXPECT_EQ(hasher_.Hash(hasher_.root(), tokens, "x"), hasher_.Hash(hasher_.root(), tokens, "x"));
@@ -162,7 +162,7 @@ TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
 }
 
 TEST_P(BlockHasherTest, ExternalFormsAreTheDigestsBytes) {
-  const BlockHash hash = hasher_.Hash(hasher_.root(), Tokens(0, 16), std::nullopt);
+  const BlockHash hash = hasher_.Hash(hasher_.root(), HashedTokens(0, 16), std::nullopt);
   const std::string bytes = hasher_.ToBytes(hash);
   ASSERT_EQ(bytes.size(), hasher_.digest_size());
   const bool is_sha256 =

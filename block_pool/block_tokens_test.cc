@@ -19,14 +19,14 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::shared_ptr<const PrefixHashing> Hashing() {
+std::shared_ptr<const PrefixHashing> SomeHashing() {
   return std::make_shared<const PrefixHashing>(
       PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), 4});
 }
 
-PrefixContent Content(std::vector<TokenId> tokens, std::string salt = "") {
+PrefixContent ContentOf(std::vector<TokenId> tokens, std::string salt = "") {
   return PrefixContent::FromTokens({.token_ids = std::move(tokens), .cache_salt = std::move(salt)},
-                                   Hashing())
+                                   SomeHashing())
       .value();
 }
 
@@ -38,7 +38,7 @@ std::vector<TokenId> Consecutive(TokenId first, size_t count) {
 
 TEST(BlockTokensTest, TokensMatchThemselvesOnly) {
   BlockTokens blocks(3, 8);
-  const PrefixContent stored = Content(Consecutive(100, 16));
+  const PrefixContent stored = ContentOf(Consecutive(100, 16));
   blocks.Store(1, stored, 4, 8);
   EXPECT_TRUE(blocks.Matches(1, stored, 4, 8));
   EXPECT_FALSE(blocks.Matches(1, stored, 8, 12));
@@ -46,17 +46,17 @@ TEST(BlockTokensTest, TokensMatchThemselvesOnly) {
   EXPECT_FALSE(blocks.Matches(2, stored, 4, 8));
   std::vector<TokenId> changed = Consecutive(100, 16);
   changed[7] ^= 1 << 30;
-  EXPECT_FALSE(blocks.Matches(1, Content(changed), 4, 8));
+  EXPECT_FALSE(blocks.Matches(1, ContentOf(changed), 4, 8));
   changed = Consecutive(100, 16);
   changed[3] = changed[8] = 0;  // around it
-  EXPECT_TRUE(blocks.Matches(1, Content(changed), 4, 8));
+  EXPECT_TRUE(blocks.Matches(1, ContentOf(changed), 4, 8));
 }
 
 TEST(BlockTokensTest, ExtraKeysAreCompared) {
   BlockTokens blocks(3, 4);
-  const PrefixContent plain = Content(Consecutive(0, 8));
-  const PrefixContent salted = Content(Consecutive(0, 8), "tenant");
-  const PrefixContent other = Content(Consecutive(0, 8), "tenanT");
+  const PrefixContent plain = ContentOf(Consecutive(0, 8));
+  const PrefixContent salted = ContentOf(Consecutive(0, 8), "tenant");
+  const PrefixContent other = ContentOf(Consecutive(0, 8), "tenanT");
   blocks.Store(1, plain, 0, 4);
   EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
   EXPECT_FALSE(blocks.Matches(1, salted, 0, 4));
@@ -90,10 +90,10 @@ TEST(BlockTokensTest, LookaheadTokensAndTheirExtraKeysAreCompared) {
 
 TEST(BlockTokensTest, ContentWithoutTokensMatchesNothing) {
   BlockTokens blocks(2, 4);
-  const PrefixContent stored = Content(Consecutive(0, 4));
+  const PrefixContent stored = ContentOf(Consecutive(0, 4));
   blocks.Store(1, stored, 0, 4);
   const auto hashed =
-      PrefixContent::FromHashes(4, {stored.hashes().begin(), stored.hashes().end()}, Hashing());
+      PrefixContent::FromHashes(4, {stored.hashes().begin(), stored.hashes().end()}, SomeHashing());
   EXPECT_FALSE(blocks.Matches(1, hashed.value(), 0, 4));
 }
 
@@ -107,7 +107,7 @@ TEST(BlockTokensTest, RandomStoresMatchAMap) {
     for (const std::vector<int>& step : steps) {
       const BlockId id = 1 + step[0];
       const std::string salt(static_cast<size_t>(step[3] % 3), 's');
-      const PrefixContent content = Content(Consecutive(step[1] % 2, 4), salt);
+      const PrefixContent content = ContentOf(Consecutive(step[1] % 2, 4), salt);
       const int64_t end = 1 + step[2];
       const std::tuple<TokenId, int64_t, std::string> now = {step[1] % 2, end, salt};
       RC_ASSERT(blocks.Matches(id, content, 0, end) == (model.contains(id) && model[id] == now));
@@ -128,9 +128,9 @@ class ComparingPoolTest : public testing::Test {
   std::unique_ptr<BlockPool> pool_ =
       *BlockPool::Create({.num_blocks = 10, .compared_block_size = 4});
   const std::vector<BlockId> table_ = *GetNewBlocks(*pool_, 3);
-  const PrefixContent cached_ = Content({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+  const PrefixContent cached_ = ContentOf({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
   // Its second and third block have the hashes of the cached ones, the second other tokens.
-  PrefixContent colliding_ = Content({1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12});
+  PrefixContent colliding_ = ContentOf({1, 2, 3, 4, 5, 6, 7, 0, 9, 10, 11, 12});
 };
 
 TEST_F(ComparingPoolTest, CollisionIsAMiss) {

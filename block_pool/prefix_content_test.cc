@@ -49,7 +49,7 @@ std::vector<BlockHash> Hashes(const PrefixContent& content) {
 }
 
 template <typename T>
-std::string Refusal(const T& result) {
+std::string Refused(const T& result) {
   absl::Status status;
   if constexpr (std::is_same_v<T, absl::Status>) {
     status = result;
@@ -68,7 +68,7 @@ TEST(PrefixContentTest, WithoutHashingTokensAreKeptAndNothingIsHashed) {
   EXPECT_EQ(content->token_ids().size(), 12u);
   EXPECT_EQ(content->hash_block_size(), 0);
   EXPECT_THAT(Hashes(*content), IsEmpty());
-  EXPECT_THAT(Refusal(content->HashOfBlockAt(0, 4)), HasSubstr("hash block size 0"));
+  EXPECT_THAT(Refused(content->HashOfBlockAt(0, 4)), HasSubstr("hash block size 0"));
 }
 
 // Any way of growing gives the hashes of a fresh content, whatever colours the tokens.
@@ -186,15 +186,15 @@ TEST(PrefixContentTest, LookaheadOutOfRangeIsRefused) {
   EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing(4, 255)).ok());
   EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing((1 << 24) - 1, 1)).ok());
   EXPECT_TRUE(PrefixContent::FromTokens({}, Hashing(1 << 24, 0)).ok());
-  EXPECT_THAT(Refusal(PrefixContent::FromTokens({}, Hashing(4, -1))),
+  EXPECT_THAT(Refused(PrefixContent::FromTokens({}, Hashing(4, -1))),
               HasSubstr("lookahead tokens of block hashes is -1, expected 0 to 255"));
-  EXPECT_THAT(Refusal(PrefixContent::FromHashes(0, {}, Hashing(4, 256))), HasSubstr("is 256"));
-  EXPECT_THAT(Refusal(PrefixContent::FromTokens({}, Hashing(1 << 24, 1))),
+  EXPECT_THAT(Refused(PrefixContent::FromHashes(0, {}, Hashing(4, 256))), HasSubstr("is 256"));
+  EXPECT_THAT(Refused(PrefixContent::FromTokens({}, Hashing(1 << 24, 1))),
               HasSubstr("hash_block_size is 16777216, expected at most 16777215"));
 }
 
 TEST(PrefixContentTest, APathNeedsALoraName) {
-  EXPECT_THAT(Refusal(PrefixContent::FromTokens({.lora_path = "/p"}, Hashing(4))),
+  EXPECT_THAT(Refused(PrefixContent::FromTokens({.lora_path = "/p"}, Hashing(4))),
               HasSubstr("lora_path is \"/p\" without a lora_name"));
 }
 
@@ -224,26 +224,26 @@ TEST(PrefixContentTest, FeatureEdgesAreHalfOpen) {
 
 TEST(PrefixContentTest, BlocksThatDoNotExistAreRefused) {
   const PrefixContent content = Hashed({.token_ids = Tokens(21)});
-  EXPECT_THAT(Refusal(content.HashOfBlockAt(2, 8)),
+  EXPECT_THAT(Refused(content.HashOfBlockAt(2, 8)),
               HasSubstr("block 2 of 8 tokens has no hash: there are 2 complete blocks"));
-  EXPECT_THAT(Refusal(content.HashOfBlockAt(-1, 4)), HasSubstr("block -1"));
-  EXPECT_THAT(Refusal(content.HashOfBlockAt(kMax, 4)), HasSubstr("has no hash"));
+  EXPECT_THAT(Refused(content.HashOfBlockAt(-1, 4)), HasSubstr("block -1"));
+  EXPECT_THAT(Refused(content.HashOfBlockAt(kMax, 4)), HasSubstr("has no hash"));
   for (int64_t size : {int64_t{0}, int64_t{-4}, int64_t{3}, int64_t{6}, kMax}) {
-    EXPECT_THAT(Refusal(content.HashOfBlockAt(0, size)),
+    EXPECT_THAT(Refused(content.HashOfBlockAt(0, size)),
                 HasSubstr("not a positive multiple of the hash block size 4"));
   }
 }
 
 TEST(PrefixContentTest, InvalidFeaturesAreRefused) {
-  EXPECT_THAT(Refusal(PrefixContent::FromTokens({.features = {{"a", 0, 0}}}, Hashing(4))),
+  EXPECT_THAT(Refused(PrefixContent::FromTokens({.features = {{"a", 0, 0}}}, Hashing(4))),
               HasSubstr("multimodal feature 0 has length 0"));
 }
 
 TEST(PrefixContentTest, HashBlockSizeMustBePositive) {
   for (int64_t size : {int64_t{0}, int64_t{-16}}) {
-    EXPECT_THAT(Refusal(PrefixContent::FromTokens({.token_ids = Tokens(4)}, Hashing(size))),
+    EXPECT_THAT(Refused(PrefixContent::FromTokens({.token_ids = Tokens(4)}, Hashing(size))),
                 HasSubstr("hash_block_size is " + std::to_string(size)));
-    EXPECT_THAT(Refusal(PrefixContent::FromHashes(4, {}, Hashing(size))),
+    EXPECT_THAT(Refused(PrefixContent::FromHashes(4, {}, Hashing(size))),
                 HasSubstr("hash_block_size is " + std::to_string(size)));
   }
 }
@@ -291,40 +291,40 @@ TEST(PrefixContentTest, TokensMayComeWithReadyHashes) {
 }
 
 TEST(PrefixContentTest, WrongNumberOfReadyHashesIsRefused) {
-  EXPECT_THAT(Refusal(PrefixContent::FromHashes(11, std::vector<BlockHash>(3), Hashing(4))),
+  EXPECT_THAT(Refused(PrefixContent::FromHashes(11, std::vector<BlockHash>(3), Hashing(4))),
               HasSubstr("got 3 block hashes with 11 tokens, expected 2"));
-  EXPECT_THAT(Refusal(PrefixContent::FromHashes(8, std::vector<BlockHash>(1), Hashing(4))),
+  EXPECT_THAT(Refused(PrefixContent::FromHashes(8, std::vector<BlockHash>(1), Hashing(4))),
               HasSubstr("got 1 block hashes with 8 tokens, expected 2"));
-  EXPECT_THAT(Refusal(PrefixContent::FromHashes(8, std::vector<BlockHash>(2), nullptr)),
+  EXPECT_THAT(Refused(PrefixContent::FromHashes(8, std::vector<BlockHash>(2), nullptr)),
               HasSubstr("got 2 block hashes with 8 tokens, expected 0"));
-  EXPECT_THAT(Refusal(PrefixContent::FromHashes(-1, {}, Hashing(4))),
+  EXPECT_THAT(Refused(PrefixContent::FromHashes(-1, {}, Hashing(4))),
               HasSubstr("number of tokens is -1"));
 
   auto content = PrefixContent::FromHashes(7, std::vector<BlockHash>(1), Hashing(4));
   ASSERT_TRUE(content.ok());
-  EXPECT_THAT(Refusal(content->AppendHashedTokens(1, {})), HasSubstr("got 0 block hashes"));
-  EXPECT_THAT(Refusal(content->AppendHashedTokens(1, std::vector<BlockHash>(2))),
+  EXPECT_THAT(Refused(content->AppendHashedTokens(1, {})), HasSubstr("got 0 block hashes"));
+  EXPECT_THAT(Refused(content->AppendHashedTokens(1, std::vector<BlockHash>(2))),
               HasSubstr("got 2 block hashes with 1 tokens, expected 1"));
-  EXPECT_THAT(Refusal(content->AppendHashedTokens(-1, {})), HasSubstr("is -1"));
+  EXPECT_THAT(Refused(content->AppendHashedTokens(-1, {})), HasSubstr("is -1"));
   // V-10.
   auto looking_ahead = PrefixContent::FromHashes(5, std::vector<BlockHash>(1), Hashing(4, 1));
   ASSERT_TRUE(looking_ahead.ok());
-  EXPECT_THAT(Refusal(looking_ahead->AppendHashedTokens(3, std::vector<BlockHash>(1))),
+  EXPECT_THAT(Refused(looking_ahead->AppendHashedTokens(3, std::vector<BlockHash>(1))),
               HasSubstr("got 1 block hashes with 3 tokens, expected 0: one per block of 4 tokens "
                         "that they complete with 1 tokens behind it"));
   EXPECT_TRUE(looking_ahead->AppendHashedTokens(4, std::vector<BlockHash>(1)).ok());
-  EXPECT_THAT(Refusal(content->AppendHashedTokens(kMax, {})), HasSubstr("64 bits"));
+  EXPECT_THAT(Refused(content->AppendHashedTokens(kMax, {})), HasSubstr("64 bits"));
   EXPECT_EQ(content->num_tokens(), 7);
   EXPECT_EQ(content->hashes().size(), 1u);
 }
 
 TEST(PrefixContentTest, TokensAndReadyHashesDoNotMix) {
   PrefixContent from_tokens = Hashed({.token_ids = Tokens(4)});
-  EXPECT_THAT(Refusal(from_tokens.AppendHashedTokens(1, {})),
+  EXPECT_THAT(Refused(from_tokens.AppendHashedTokens(1, {})),
               HasSubstr("made from token ids: append with AppendTokens"));
   auto from_hashes = PrefixContent::FromHashes(4, std::vector<BlockHash>(1), Hashing(4));
   ASSERT_TRUE(from_hashes.ok());
-  EXPECT_THAT(Refusal(from_hashes->AppendTokens(Tokens(1))),
+  EXPECT_THAT(Refused(from_hashes->AppendTokens(Tokens(1))),
               HasSubstr("made from block hashes: append with AppendHashedTokens"));
   EXPECT_EQ(from_tokens.num_tokens(), 4);
   EXPECT_EQ(from_hashes->num_tokens(), 4);

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kLargest = std::numeric_limits<int64_t>::max();
 constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
 
-std::string Refusal(const KvCacheConfig& config, const KvCacheManagerOptions& options) {
+std::string SetupRefusal(const KvCacheConfig& config, const KvCacheManagerOptions& options) {
   const auto manager = KvCacheManager::Create(config, options);
   EXPECT_EQ(manager.status().code(), absl::StatusCode::kInvalidArgument);
   return std::string(manager.status().message());
@@ -32,7 +32,7 @@ TEST(KvCacheManagerSetupTest, NumbersOutOfRangeAreRefusedByFieldValueAndLimit) {
   for (int64_t value : {int64_t{0}, int64_t{-1}, kLeast, kLargest}) {
     const auto refused = [&](const KvCacheConfig& config, const KvCacheManagerOptions& options,
                              const std::string& field) {
-      EXPECT_THAT(Refusal(config, options), AllOf(HasSubstr(field), HasSubstr(Number(value))));
+      EXPECT_THAT(SetupRefusal(config, options), AllOf(HasSubstr(field), HasSubstr(Number(value))));
     };
     refused(Config(value, {Full(4)}), {.max_model_len = 100}, "num_blocks");
     refused(Config(10, {Full(4)}), {.max_model_len = value}, "max_model_len");
@@ -45,9 +45,9 @@ TEST(KvCacheManagerSetupTest, NumbersOutOfRangeAreRefusedByFieldValueAndLimit) {
     config.hash_block_size = value;
     refused(config, {.max_model_len = 100}, "hash_block_size");
   }
-  EXPECT_THAT(Refusal(Config(10, {Full(4)}), {.max_model_len = kMaxTokens + 1}),
+  EXPECT_THAT(SetupRefusal(Config(10, {Full(4)}), {.max_model_len = kMaxTokens + 1}),
               HasSubstr("expected 1 to " + most));
-  EXPECT_THAT(Refusal(Config((int64_t{1} << 31) - 1, {Full(4)}), {.max_model_len = 100}),
+  EXPECT_THAT(SetupRefusal(Config((int64_t{1} << 31) - 1, {Full(4)}), {.max_model_len = 100}),
               HasSubstr("num_blocks: got 2147483647, expected a number from 1 to 2147483646"));
 }
 
@@ -55,7 +55,7 @@ TEST(KvCacheManagerSetupTest, WatermarkIsAShareOfThePool) {
   for (double value :
        {-0.001, 1.001, 1e300, -1e300, std::nan(""), -std::nan(""),
         std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity()}) {
-    EXPECT_THAT(Refusal(Config(10, {Full(4)}), {.max_model_len = 100, .watermark = value}),
+    EXPECT_THAT(SetupRefusal(Config(10, {Full(4)}), {.max_model_len = 100, .watermark = value}),
                 AllOf(HasSubstr("watermark is "), HasSubstr("between 0 and 1")));
   }
   for (double value : {0.0, -0.0, 1.0}) {
@@ -93,7 +93,7 @@ TEST(KvCacheManagerSetupTest, SizesThatDoNotFitTogetherAreRefused) {
     KvCacheConfig config = Config(100, c.specs);
     config.scheduler_block_size = c.scheduler;
     config.hash_block_size = c.hash;
-    EXPECT_THAT(Refusal(config, {.max_model_len = 100}), HasSubstr(c.message));
+    EXPECT_THAT(SetupRefusal(config, {.max_model_len = 100}), HasSubstr(c.message));
   }
 }
 
@@ -125,14 +125,14 @@ TEST(KvCacheManagerSetupTest, SizesCanBeGiven) {
 }
 
 TEST(KvCacheManagerSetupTest, CachingNeedsAGroup) {
-  EXPECT_THAT(Refusal(Config(10, {}), {.max_model_len = 100}), HasSubstr("groups is empty"));
+  EXPECT_THAT(SetupRefusal(Config(10, {}), {.max_model_len = 100}), HasSubstr("groups is empty"));
 }
 
 TEST(KvCacheManagerSetupTest, SinksMustLeaveSomethingToHandOut) {
   // Two sinks of 2 and 1 blocks, next to the null block.
   const std::vector<KvCacheSpec> specs = {Sink(4, 8), Sink(4, 4)};
   for (int64_t num_blocks : {1, 2, 3}) {
-    EXPECT_THAT(Refusal(Config(num_blocks, specs), {.max_model_len = 100}),
+    EXPECT_THAT(SetupRefusal(Config(num_blocks, specs), {.max_model_len = 100}),
                 AllOf(HasSubstr(absl::StrCat("num_blocks is ", num_blocks)),
                       HasSubstr("blocks that attention sinks take for good")));
   }
@@ -143,13 +143,13 @@ TEST(KvCacheManagerSetupTest, SinksMustLeaveSomethingToHandOut) {
 
 TEST(KvCacheManagerSetupTest, DraftingAndChunksDoNotGoTogether) {
   const KvCacheConfig both = Config(20, {Full(4), Chunked(4, 8)});
-  EXPECT_THAT(Refusal(both, {.max_model_len = 100, .use_eagle = true}),
+  EXPECT_THAT(SetupRefusal(both, {.max_model_len = 100, .use_eagle = true}),
               HasSubstr("groups[1] (chunked_local_attention) is a draft group"));
   KvCacheConfig flagged = both;
   flagged.groups[1].is_draft = true;
   // A flag alone does nothing (V-13).
   EXPECT_TRUE(KvCacheManager::Create(flagged, {.max_model_len = 100}).ok());
-  EXPECT_THAT(Refusal(flagged, {.max_model_len = 100, .semantics = Semantics::Vllm025()}),
+  EXPECT_THAT(SetupRefusal(flagged, {.max_model_len = 100, .semantics = Semantics::Vllm025()}),
               HasSubstr("groups[1]"));
   flagged = both;
   flagged.groups[0].is_draft = true;
@@ -174,7 +174,7 @@ TEST(KvCacheManagerSetupTest, DraftFlagsReachSiblingsAndWithoutFlagsAll) {
 TEST(KvCacheManagerSetupTest, TooManyGroupsAreRefused) {
   KvCacheConfig config = Config(10, {});
   config.groups.assign(static_cast<size_t>(kMaxGroupId) + 2, KvCacheGroup{.spec = Full(4)});
-  EXPECT_THAT(Refusal(config, {.max_model_len = 100}),
+  EXPECT_THAT(SetupRefusal(config, {.max_model_len = 100}),
               HasSubstr("groups has 32768 entries, expected at most 32767"));
 }
 
@@ -182,7 +182,7 @@ TEST(KvCacheManagerSetupTest, LayerNamesMustBeUnique) {
   KvCacheConfig config = Config(10, {Full(4), Full(8)});
   config.groups[0].layer_names = {"layer.0"};
   config.groups[1].layer_names = {"layer.1", "layer.0"};
-  EXPECT_THAT(Refusal(config, {.max_model_len = 100}), HasSubstr("groups[1].layer_names[1]"));
+  EXPECT_THAT(SetupRefusal(config, {.max_model_len = 100}), HasSubstr("groups[1].layer_names[1]"));
 }
 
 TEST(KvCacheManagerSetupTest, CapsFollowTheChosenFormula) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kUnit = 2;  // tokens of a hash block
 
-KvCacheSpec States(int64_t block_size, int64_t num_speculative_blocks) {
+KvCacheSpec ModelStates(int64_t block_size, int64_t num_speculative_blocks) {
   return MambaSpec::Create({.block_size = block_size,
                             .states = {{.shape = {4}}},
                             .cache_mode = MambaCacheMode::kAlign,
@@ -266,10 +266,10 @@ void Drive(const Setting& setting, int64_t num_blocks, int seed, Counts& counts)
 }
 
 std::vector<std::vector<KvCacheSpec>> Models() {
-  return {{Full(4), States(4, 0)},
-          {Full(8), States(4, 1)},
-          {Full(6), States(6, 2), Window(kUnit, 7)},
-          {Full(8), States(8, 0), Full(4)}};
+  return {{Full(4), ModelStates(4, 0)},
+          {Full(8), ModelStates(4, 1)},
+          {Full(6), ModelStates(6, 2), Window(kUnit, 7)},
+          {Full(8), ModelStates(8, 0), Full(4)}};
 }
 
 // What versions do, as far as it concerns hits.

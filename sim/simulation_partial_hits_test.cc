@@ -296,7 +296,7 @@ TEST(StateCheckpointsTest, WhereNoStateIsExportedThePromptIsCut) {
 
 // --- Random workloads ---
 
-void AddRequests(uint64_t seed, bool one_by_one, Replay* replay) {
+void AddPartialHits(uint64_t seed, bool one_by_one, Replay* replay) {
   Draw draw(seed);
   const int64_t count = draw(2, 14);
   for (int64_t i = 0; i < count; ++i) {
@@ -357,7 +357,7 @@ TEST(PartialHitsTest, TightPoolsServeEverybodyTheyAdmit) {
   for (uint64_t seed = 0; seed < 600; ++seed) {
     SCOPED_TRACE(seed);
     Replay replay;
-    AddRequests(seed, /*one_by_one=*/false, &replay);
+    AddPartialHits(seed, /*one_by_one=*/false, &replay);
     SetModel(seed, /*is_tight=*/true, &replay);
     NaiveDevice device;
     replay.further_observers = {&device};
@@ -385,7 +385,7 @@ TEST(PartialHitsTest, LookingAtEveryStepChangesNothing) {
     SCOPED_TRACE(seed);
     Replay fast, exact;
     for (Replay* replay : {&fast, &exact}) {
-      AddRequests(seed, /*one_by_one=*/false, replay);
+      AddPartialHits(seed, /*one_by_one=*/false, replay);
       SetModel(seed, /*is_tight=*/true, replay);
     }
     exact.config.scheduler.exact_steps = true;
@@ -407,7 +407,7 @@ TEST(PartialHitsTest, ResendsHitUpToTheLastHashBlock) {
     Replay with, without;
     NaiveDevice device_with, device_without;
     for (Replay* replay : {&with, &without}) {
-      AddRequests(seed, /*one_by_one=*/true, replay);
+      AddPartialHits(seed, /*one_by_one=*/true, replay);
       SetModel(seed, /*is_tight=*/false, replay);
     }
     without.config.manager.partial_hits = false;

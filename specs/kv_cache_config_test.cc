@@ -14,13 +14,13 @@ namespace {
 
 using ::testing::HasSubstr;
 
-KvCacheSpec Full(int64_t block, DataType dtype = DataType::kBFloat16) {
+KvCacheSpec FullOfConfig(int64_t block, DataType dtype = DataType::kBFloat16) {
   return *FullAttentionSpec::Create(
       {.block_size = block, .num_kv_heads = 8, .head_size = 128, .dtype = dtype});
 }
 
 KvCacheConfig TwoGroups() {
-  return {.num_blocks = 100, .groups = {{Full(16), {"a", "b"}}, {Full(32), {"c"}}}};
+  return {.num_blocks = 100, .groups = {{FullOfConfig(16), {"a", "b"}}, {FullOfConfig(32), {"c"}}}};
 }
 
 TEST(KvCacheConfigTest, AcceptsGroupsAndNoGroupsAtAll) {
@@ -89,7 +89,7 @@ TEST(KvCacheConfigTest, MixedPrecisionIsAboutTypeAndMode) {
   KvCacheConfig config = TwoGroups();
   EXPECT_FALSE(IsMixedPrecision(config));
   EXPECT_FALSE(IsMixedPrecision({.num_blocks = 1}));
-  config.groups[1].spec = Full(32, DataType::kFloat16);
+  config.groups[1].spec = FullOfConfig(32, DataType::kFloat16);
   EXPECT_TRUE(IsMixedPrecision(config));
   const auto quantised = FullAttentionSpec::Create({.block_size = 32,
                                                     .num_kv_heads = 8,
@@ -97,7 +97,7 @@ TEST(KvCacheConfigTest, MixedPrecisionIsAboutTypeAndMode) {
                                                     .dtype = DataType::kUint8,
                                                     .quant_mode = QuantMode::kNvfp4});
   ASSERT_TRUE(quantised.ok());
-  config.groups[0].spec = Full(16, DataType::kUint8);
+  config.groups[0].spec = FullOfConfig(16, DataType::kUint8);
   config.groups[1].spec = *quantised;
   EXPECT_TRUE(IsMixedPrecision(config));
 }
@@ -108,7 +108,7 @@ TEST(KvCacheConfigTest, StatesNeedZeroedBlocksEvenWithoutMixedPrecision) {
   config.groups[1].spec = *MambaSpec::Create({.block_size = 16, .states = {{{8}}}});
   EXPECT_FALSE(IsMixedPrecision(config));
   EXPECT_TRUE(NeedsZeroedBlocks(config));
-  config.groups[1].spec = Full(32, DataType::kFloat16);
+  config.groups[1].spec = FullOfConfig(32, DataType::kFloat16);
   EXPECT_TRUE(NeedsZeroedBlocks(config));
 }
 

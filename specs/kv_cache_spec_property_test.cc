@@ -237,7 +237,7 @@ std::optional<int64_t> PickLabel() {
 }
 
 // Few values per field, so that specs agree often.
-KvCacheSpec AnySpec(int64_t kind) {
+KvCacheSpec ASpec(int64_t kind) {
   const int64_t block = Pick({16, 16, 16, 32});
   switch (kind) {
     case 0: {
@@ -295,7 +295,7 @@ Specs AnySpecs() {
   const int size = *rc::gen::inRange(1, 6);
   const bool mixed = Pick({0, 0, 0, 0, 1}) == 1;
   Specs specs;
-  for (int i = 0; i < size; ++i) specs.push_back(AnySpec(mixed ? *rc::gen::inRange(0, 10) : kind));
+  for (int i = 0; i < size; ++i) specs.push_back(ASpec(mixed ? *rc::gen::inRange(0, 10) : kind));
   return specs;
 }
 

@@ -16,7 +16,7 @@ int64_t PageOf(const typename Spec::Options& options) {
   return spec.ok() ? spec->page_bytes() : -1;
 }
 
-FullAttentionSpec::Options Full(int64_t block, int64_t heads, int64_t head_size) {
+FullAttentionSpec::Options FullIn(int64_t block, int64_t heads, int64_t head_size) {
   return {.block_size = block, .num_kv_heads = heads, .head_size = head_size};
 }
 
@@ -39,8 +39,8 @@ SlidingWindowMlaSpec::Options State(int64_t block, int64_t width, int64_t window
           .model_version = ModelVersion::kDeepseekV4};
 }
 
-FullAttentionSpec::Options Full(DataType dtype, QuantMode mode) {
-  auto options = Full(16, 8, 128);
+FullAttentionSpec::Options FullIn(DataType dtype, QuantMode mode) {
+  auto options = FullIn(16, 8, 128);
   options.dtype = dtype;
   options.quant_mode = mode;
   return options;
@@ -56,7 +56,7 @@ SlidingWindowSpec::Options Int4Window(PageBytesFormula formula) {
           .page_bytes_formula = formula};
 }
 
-MlaAttentionSpec::Options Mla(DataType dtype, QuantMode mode,
+MlaAttentionSpec::Options MlaIn(DataType dtype, QuantMode mode,
                               ModelVersion version = ModelVersion::kNone) {
   return {.block_size = 64,
           .head_size = 576,
@@ -75,7 +75,7 @@ MlaAttentionSpec::Options PlainV4(int64_t ratio, int64_t head_size, DataType dty
 }
 
 TEST(KvCacheSpecExamples, WE_A1ToA24PageBytes) {
-  auto of_value_size = Full(16, 16, 192);
+  auto of_value_size = FullIn(16, 16, 192);
   of_value_size.head_size_v = 128;
   auto indexer = V4(256, 4);
   indexer.quant_mode = QuantMode::kNone;
@@ -92,30 +92,31 @@ TEST(KvCacheSpecExamples, WE_A1ToA24PageBytes) {
     int64_t page_bytes;
     absl::StatusOr<KvCacheSpec> spec;
   } rows[] = {
-      {"A1", 65'536, FullAttentionSpec::Create(Full(16, 8, 128))},
-      {"A1 fp32", 131'072, FullAttentionSpec::Create(Full(DataType::kFloat32, QuantMode::kNone))},
+      {"A1", 65'536, FullAttentionSpec::Create(FullIn(16, 8, 128))},
+      {"A1 fp32", 131'072, FullAttentionSpec::Create(FullIn(DataType::kFloat32, QuantMode::kNone))},
       {"A3 int8", 33'792,
-       FullAttentionSpec::Create(Full(DataType::kInt8, QuantMode::kInt8PerTokenHead))},
+       FullAttentionSpec::Create(FullIn(DataType::kInt8, QuantMode::kInt8PerTokenHead))},
       {"A3 fp8", 33'792,
-       FullAttentionSpec::Create(Full(DataType::kFp8E4m3, QuantMode::kFp8PerTokenHead))},
+       FullAttentionSpec::Create(FullIn(DataType::kFp8E4m3, QuantMode::kFp8PerTokenHead))},
       {"A4", 17'408,
-       FullAttentionSpec::Create(Full(DataType::kUint8, QuantMode::kInt4PerTokenHead))},
-      {"A5", 18'432, FullAttentionSpec::Create(Full(DataType::kUint8, QuantMode::kNvfp4))},
+       FullAttentionSpec::Create(FullIn(DataType::kUint8, QuantMode::kInt4PerTokenHead))},
+      {"A5", 18'432, FullAttentionSpec::Create(FullIn(DataType::kUint8, QuantMode::kNvfp4))},
       {"A6 packed", 17'408, SlidingWindowSpec::Create(Int4Window(PageBytesFormula::kExact))},
       {"A6 upstream", 33'792,
        SlidingWindowSpec::Create(Int4Window(PageBytesFormula::kUpstreamCompatible))},
-      {"A7 gpt-oss", 32'768, FullAttentionSpec::Create(Full(16, 8, 64))},
-      {"A8 Gemma 27B", 131'072, FullAttentionSpec::Create(Full(16, 16, 128))},
-      {"A9 Phi-3 mini", 196'608, FullAttentionSpec::Create(Full(16, 32, 96))},
+      {"A7 gpt-oss", 32'768, FullAttentionSpec::Create(FullIn(16, 8, 64))},
+      {"A8 Gemma 27B", 131'072, FullAttentionSpec::Create(FullIn(16, 16, 128))},
+      {"A9 Phi-3 mini", 196'608, FullAttentionSpec::Create(FullIn(16, 32, 96))},
       {"A10", 163'840, FullAttentionSpec::Create(of_value_size)},
-      {"A11", 8'192, FullAttentionSpec::Create(Full(16, 1, 128))},
+      {"A11", 8'192, FullAttentionSpec::Create(FullIn(16, 1, 128))},
       {"A12", 73'728, MlaAttentionSpec::Create({.block_size = 64, .head_size = 576})},
       {"A13", 18'432, MlaAttentionSpec::Create({.block_size = 16, .head_size = 576})},
-      {"A14", 36'864, MlaAttentionSpec::Create(Mla(DataType::kFp8E4m3, QuantMode::kFp8PerTensor))},
-      {"A15", 41'984, MlaAttentionSpec::Create(Mla(DataType::kUint8, QuantMode::kFp8DsMla))},
+      {"A14", 36'864,
+       MlaAttentionSpec::Create(MlaIn(DataType::kFp8E4m3, QuantMode::kFp8PerTensor))},
+      {"A15", 41'984, MlaAttentionSpec::Create(MlaIn(DataType::kUint8, QuantMode::kFp8DsMla))},
       {"A15 V3.2", 41'984,
        MlaAttentionSpec::Create(
-           Mla(DataType::kUint8, QuantMode::kFp8DsMla, ModelVersion::kDeepseekV32))},
+           MlaIn(DataType::kUint8, QuantMode::kFp8DsMla, ModelVersion::kDeepseekV32))},
       {"A16", 8'448,
        MlaAttentionSpec::Create({.block_size = 64, .head_size = 132, .dtype = DataType::kUint8})},
       {"A17", 37'440, MlaAttentionSpec::Create(V4(256, 4))},
@@ -139,7 +140,7 @@ TEST(KvCacheSpecExamples, WE_A2_FullFp8PerTensor) {
   for (const char* option : {"fp8", "fp8_e4m3", "fp8_e5m2"}) {
     const auto dtype = ParseCacheDtype(option, DataType::kBFloat16);
     ASSERT_TRUE(dtype.ok());
-    EXPECT_EQ(PageOf<FullAttentionSpec>(Full(dtype->storage, dtype->mode)), 32'768) << option;
+    EXPECT_EQ(PageOf<FullAttentionSpec>(FullIn(dtype->storage, dtype->mode)), 32'768) << option;
   }
 }
 
@@ -211,8 +212,8 @@ TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
 }
 
 TEST(KvCacheSpecTest, ValueHeadSizeDefaultsToHeadSize) {
-  const auto defaulted = FullAttentionSpec::Create(Full(16, 8, 128));
-  auto options = Full(16, 8, 128);
+  const auto defaulted = FullAttentionSpec::Create(FullIn(16, 8, 128));
+  auto options = FullIn(16, 8, 128);
   options.head_size_v = 128;
   const auto stated = FullAttentionSpec::Create(options);
   ASSERT_TRUE(defaulted.ok() && stated.ok());
@@ -224,7 +225,7 @@ TEST(KvCacheSpecTest, ValueHeadSizeDefaultsToHeadSize) {
 }
 
 TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
-  auto options = Full(16, 8, 128);
+  auto options = FullIn(16, 8, 128);
   options.head_size_v = 64;
   options.page_size_padded = 65'536;
   const auto spec = FullAttentionSpec::Create(options);

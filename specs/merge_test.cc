@@ -24,7 +24,7 @@ KvCacheSpec Make(const typename Spec::Options& options) {
 FullAttentionSpec::Options FullOptions() {
   return {.block_size = 16, .num_kv_heads = 8, .head_size = 128};
 }
-KvCacheSpec Full(std::optional<int64_t> window = std::nullopt,
+KvCacheSpec AFull(std::optional<int64_t> window = std::nullopt,
                  std::optional<int64_t> chunk = std::nullopt) {
   auto options = FullOptions();
   options.sliding_window = window;
@@ -35,14 +35,14 @@ KvCacheSpec Sink(int64_t length) {
   return Make<SinkFullAttentionSpec>(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sink_length = length});
 }
-KvCacheSpec Window(int64_t window) {
+KvCacheSpec AWindow(int64_t window) {
   return Make<SlidingWindowSpec>(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sliding_window = window});
 }
-KvCacheSpec WindowMla(int64_t window) {
+KvCacheSpec AWindowMla(int64_t window) {
   return Make<SlidingWindowMlaSpec>({.block_size = 16, .head_size = 128, .sliding_window = window});
 }
-KvCacheSpec Chunked(int64_t chunk) {
+KvCacheSpec AChunked(int64_t chunk) {
   return Make<ChunkedLocalAttentionSpec>(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .attention_chunk_size = chunk});
 }
@@ -68,8 +68,8 @@ std::optional<MergeFailure> FailureOf(const Specs& specs) {
 
 TEST(MergeTest, EqualSpecsOfEveryKindMergeToThemselves) {
   for (const KvCacheSpec& spec :
-       {Full(), Make<MlaAttentionSpec>(MlaOptions()), Sink(32), Window(128), WindowMla(128),
-        Chunked(256), Mamba(MambaCacheMode::kAll, 1), Cross(8), Encoder()}) {
+       {AFull(), Make<MlaAttentionSpec>(MlaOptions()), Sink(32), AWindow(128), AWindowMla(128),
+        AChunked(256), Mamba(MambaCacheMode::kAll, 1), Cross(8), Encoder()}) {
     EXPECT_EQ(Merge(Specs{spec}).value(), spec);
     EXPECT_EQ(Merge(Specs{spec, spec, spec}).value(), spec);
   }
@@ -83,7 +83,7 @@ TEST(MergeTest, StatesAndEncoderLayersMergeOnlyIfEqual) {
   EXPECT_EQ(FailureOf({mamba, Mamba(MambaCacheMode::kAlign, 1, 9)}),
             MergeFailure::kConflictingFields);
   EXPECT_EQ(FailureOf({Cross(8), Cross(4)}), MergeFailure::kConflictingFields);
-  EXPECT_EQ(FailureOf({Cross(8), Full()}), MergeFailure::kWrongKind);
+  EXPECT_EQ(FailureOf({Cross(8), AFull()}), MergeFailure::kWrongKind);
   EXPECT_THAT(
       std::string(Merge(Specs{mamba, Mamba(MambaCacheMode::kAlign, 1, 9)}).status().message()),
       HasSubstr("states of member 1: got 9xbf16, expected 8xbf16 as before it"));
@@ -98,50 +98,50 @@ TEST(MergeTest, EmptySetIsMergeableButHasNoMergedSpec) {
 
 // KS-47
 TEST(MergeTest, LabelThatIsSetWinsOverAnUnsetOne) {
-  EXPECT_EQ(Merge(Specs{Full(), Full(128)}).value(), Full(128));
-  EXPECT_EQ(Merge(Specs{Full(128), Full(), Full(128)}).value(), Full(128));
-  EXPECT_EQ(Merge(Specs{Full(), Full(std::nullopt, 256)}).value(), Full(std::nullopt, 256));
+  EXPECT_EQ(Merge(Specs{AFull(), AFull(128)}).value(), AFull(128));
+  EXPECT_EQ(Merge(Specs{AFull(128), AFull(), AFull(128)}).value(), AFull(128));
+  EXPECT_EQ(Merge(Specs{AFull(), AFull(std::nullopt, 256)}).value(), AFull(std::nullopt, 256));
 }
 
 // KS-49, E-15
 TEST(MergeTest, FailuresAreDistinguishable) {
-  EXPECT_EQ(FailureOf({Full(), Window(128)}), MergeFailure::kWrongKind);
+  EXPECT_EQ(FailureOf({AFull(), AWindow(128)}), MergeFailure::kWrongKind);
   auto other = FullOptions();
   other.head_size = 64;
-  EXPECT_EQ(FailureOf({Full(), Make<FullAttentionSpec>(other)}), MergeFailure::kConflictingFields);
-  EXPECT_EQ(FailureOf({Full(128), Full(256)}), MergeFailure::kConflictingWindows);
-  EXPECT_EQ(FailureOf({Full(std::nullopt, 128), Full(std::nullopt, 256)}),
+  EXPECT_EQ(FailureOf({AFull(), Make<FullAttentionSpec>(other)}), MergeFailure::kConflictingFields);
+  EXPECT_EQ(FailureOf({AFull(128), AFull(256)}), MergeFailure::kConflictingWindows);
+  EXPECT_EQ(FailureOf({AFull(std::nullopt, 128), AFull(std::nullopt, 256)}),
             MergeFailure::kConflictingWindows);
-  EXPECT_EQ(FailureOf({Full(128), Full(std::nullopt, 128)}), MergeFailure::kConflictingWindows);
-  EXPECT_EQ(FailureOf({Window(128), Window(256)}), MergeFailure::kConflictingWindows);
-  EXPECT_EQ(FailureOf({WindowMla(128), WindowMla(256)}), MergeFailure::kConflictingWindows);
-  EXPECT_EQ(FailureOf({Chunked(128), Chunked(256)}), MergeFailure::kConflictingWindows);
-  EXPECT_FALSE(IsMergeable(Specs{Full(128), Full(256)}));
+  EXPECT_EQ(FailureOf({AFull(128), AFull(std::nullopt, 128)}), MergeFailure::kConflictingWindows);
+  EXPECT_EQ(FailureOf({AWindow(128), AWindow(256)}), MergeFailure::kConflictingWindows);
+  EXPECT_EQ(FailureOf({AWindowMla(128), AWindowMla(256)}), MergeFailure::kConflictingWindows);
+  EXPECT_EQ(FailureOf({AChunked(128), AChunked(256)}), MergeFailure::kConflictingWindows);
+  EXPECT_FALSE(IsMergeable(Specs{AFull(128), AFull(256)}));
 }
 
 TEST(MergeTest, MessageNamesTheMemberTheFieldAndBothValues) {
   auto other = FullOptions();
   other.head_size = 64;
-  EXPECT_EQ(Merge(Specs{Full(), Full(), Make<FullAttentionSpec>(other)}).status().message(),
+  EXPECT_EQ(Merge(Specs{AFull(), AFull(), Make<FullAttentionSpec>(other)}).status().message(),
             "specs do not merge, conflicting fields: head_size of member 2: got 64, expected 128 "
             "as before it");
-  EXPECT_EQ(Merge(Specs{Full(), Window(128)}).status().message(),
+  EXPECT_EQ(Merge(Specs{AFull(), AWindow(128)}).status().message(),
             "specs do not merge, wrong kind: kind of member 1: got sliding_window, expected "
             "full_attention as before it");
-  EXPECT_THAT(std::string(Merge(Specs{Full(128), Full(std::nullopt, 256)}).status().message()),
+  EXPECT_THAT(std::string(Merge(Specs{AFull(128), AFull(std::nullopt, 256)}).status().message()),
               HasSubstr("both sliding_window 128 and attention_chunk_size 256"));
 }
 
 TEST(MergeTest, FullDoesNotMergeWithMlaOrSink) {
-  EXPECT_EQ(FailureOf({Full(), Make<MlaAttentionSpec>(MlaOptions())}), MergeFailure::kWrongKind);
-  EXPECT_EQ(FailureOf({Full(), Sink(32)}), MergeFailure::kWrongKind);
-  EXPECT_EQ(FailureOf({Window(128), WindowMla(128)}), MergeFailure::kWrongKind);
+  EXPECT_EQ(FailureOf({AFull(), Make<MlaAttentionSpec>(MlaOptions())}), MergeFailure::kWrongKind);
+  EXPECT_EQ(FailureOf({AFull(), Sink(32)}), MergeFailure::kWrongKind);
+  EXPECT_EQ(FailureOf({AWindow(128), AWindowMla(128)}), MergeFailure::kWrongKind);
 }
 
 TEST(MergeTest, ValueHeadSizeAndSinkLengthAreChecked) {
   auto other = FullOptions();
   other.head_size_v = 64;
-  EXPECT_EQ(FailureOf({Full(), Make<FullAttentionSpec>(other)}), MergeFailure::kConflictingFields);
+  EXPECT_EQ(FailureOf({AFull(), Make<FullAttentionSpec>(other)}), MergeFailure::kConflictingFields);
   EXPECT_EQ(FailureOf({Sink(16), Sink(32)}), MergeFailure::kConflictingFields);
 }
 
@@ -149,7 +149,7 @@ TEST(MergeTest, ValueHeadSizeAndSinkLengthAreChecked) {
 TEST(MergeTest, NonCausalAndDraftSpread) {
   auto non_causal = FullOptions();
   non_causal.non_causal = true;
-  EXPECT_EQ(Merge(Specs{Full(), Make<FullAttentionSpec>(non_causal)}).value(),
+  EXPECT_EQ(Merge(Specs{AFull(), Make<FullAttentionSpec>(non_causal)}).value(),
             Make<FullAttentionSpec>(non_causal));
   auto draft = MlaOptions();
   draft.is_draft = true;
@@ -202,17 +202,17 @@ TEST(MergeTest, AlignmentsWithoutAMultipleInRangeAreRefused) {
 TEST(UniformTypeTest, FullMlaAndSinkOfOneBlockSizeAreUniform) {
   auto mla = MlaOptions();
   mla.block_size = 16;
-  EXPECT_TRUE(IsUniformType(Specs{Full(), Full(128), Make<MlaAttentionSpec>(mla), Sink(32)}));
-  EXPECT_FALSE(IsUniformType(Specs{Full(), Make<MlaAttentionSpec>(MlaOptions())}));  // B 16, 64
+  EXPECT_TRUE(IsUniformType(Specs{AFull(), AFull(128), Make<MlaAttentionSpec>(mla), Sink(32)}));
+  EXPECT_FALSE(IsUniformType(Specs{AFull(), Make<MlaAttentionSpec>(MlaOptions())}));  // B 16, 64
   EXPECT_TRUE(IsUniformType({}));
 }
 
 TEST(UniformTypeTest, LocalKindsNeedOneWindowOrChunk) {
-  EXPECT_TRUE(IsUniformType(Specs{Window(128), Window(128)}));
-  EXPECT_FALSE(IsUniformType(Specs{Window(128), Window(256)}));
-  EXPECT_FALSE(IsUniformType(Specs{Chunked(128), Chunked(256)}));
-  EXPECT_FALSE(IsUniformType(Specs{Full(), Window(128)}));
-  EXPECT_FALSE(IsUniformType(Specs{Full(), Chunked(128)}));
+  EXPECT_TRUE(IsUniformType(Specs{AWindow(128), AWindow(128)}));
+  EXPECT_FALSE(IsUniformType(Specs{AWindow(128), AWindow(256)}));
+  EXPECT_FALSE(IsUniformType(Specs{AChunked(128), AChunked(256)}));
+  EXPECT_FALSE(IsUniformType(Specs{AFull(), AWindow(128)}));
+  EXPECT_FALSE(IsUniformType(Specs{AFull(), AChunked(128)}));
 }
 
 // KS-51
@@ -221,16 +221,16 @@ TEST(UniformTypeTest, StatesOfAnySizeAreUniformIfRequestsHoldAsMany) {
   EXPECT_TRUE(IsUniformType(Specs{mamba, Mamba(MambaCacheMode::kAlign, 1, 9)}));
   EXPECT_FALSE(IsUniformType(Specs{mamba, Mamba(MambaCacheMode::kAlign, 2)}));
   EXPECT_FALSE(IsUniformType(Specs{mamba, Mamba(MambaCacheMode::kAll, 1)}));
-  EXPECT_FALSE(IsUniformType(Specs{mamba, Full()}));
+  EXPECT_FALSE(IsUniformType(Specs{mamba, AFull()}));
   EXPECT_TRUE(IsUniformType(Specs{Cross(8), Cross(4)}));
-  EXPECT_FALSE(IsUniformType(Specs{Cross(8), Full()}));
+  EXPECT_FALSE(IsUniformType(Specs{Cross(8), AFull()}));
   EXPECT_FALSE(IsUniformType(Specs{Cross(8), Encoder()}));
 }
 
 // KS-52: the answer does not depend on which member comes first.
 TEST(UniformTypeTest, PlainAndMlaWindowsAreDifferentInBothOrders) {
-  EXPECT_FALSE(IsUniformType(Specs{Window(128), WindowMla(128)}));
-  EXPECT_FALSE(IsUniformType(Specs{WindowMla(128), Window(128)}));
+  EXPECT_FALSE(IsUniformType(Specs{AWindow(128), AWindowMla(128)}));
+  EXPECT_FALSE(IsUniformType(Specs{AWindowMla(128), AWindow(128)}));
 }
 
 }  // namespace

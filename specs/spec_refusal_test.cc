@@ -301,7 +301,7 @@ TEST(SpecRefusalTest, MambaStatesHavePositiveSizesThatFit) {
 // Rings, hidden states, windows that are replayed, and checkpoints of states: what V-44 to V-46
 // and V-94 add to specs.
 
-RequestLimits Limits(int64_t length) {
+RequestLimits SomeLimits(int64_t length) {
   return {.max_model_len = length, .max_in_flight_tokens = 8192};
 }
 
@@ -340,11 +340,11 @@ TEST(RingSpecTest, IsOneBlockOfPlainRowsForTheLifeOfARequest) {
   EXPECT_EQ(ring->replay_tokens(), 0);
   EXPECT_EQ(ring->ToString(), "ring(block_size=8, head_size=1024, dtype=fp32, page_bytes=32768)");
   for (const int64_t length : {int64_t{1}, int64_t{1048576}, std::numeric_limits<int64_t>::max()}) {
-    EXPECT_EQ(MaxBlocksPerRequest(*ring, Limits(length)).value(), 1) << length;
-    EXPECT_EQ(BlockTableWidth(*ring, Limits(length)).value(), 1) << length;
+    EXPECT_EQ(MaxBlocksPerRequest(*ring, SomeLimits(length)).value(), 1) << length;
+    EXPECT_EQ(BlockTableWidth(*ring, SomeLimits(length)).value(), 1) << length;
   }
-  EXPECT_EQ(MaxBytesPerRequest(*ring, Limits(1048576)).value(), 32768);
-  EXPECT_EQ(AdmissionCap(*ring, Limits(1048576)).value(), std::nullopt);
+  EXPECT_EQ(MaxBytesPerRequest(*ring, SomeLimits(1048576)).value(), 32768);
+  EXPECT_EQ(AdmissionCap(*ring, SomeLimits(1048576)).value(), std::nullopt);
 }
 
 TEST(RingSpecTest, MayBeAlignedAndPadded) {
@@ -377,7 +377,7 @@ TEST(HiddenStateSpecTest, KeepsEveryTokenAsFullAttentionDoes) {
   EXPECT_EQ(hidden->kind_name(), "hidden_state");
   EXPECT_EQ(hidden->page_bytes(), 16 * 3 * 4096 * 2);
   EXPECT_TRUE(hidden->is_prefix_cacheable());
-  EXPECT_EQ(MaxBlocksPerRequest(*hidden, Limits(131072)).value(), 8192);
+  EXPECT_EQ(MaxBlocksPerRequest(*hidden, SomeLimits(131072)).value(), 8192);
   const auto full =
       FullAttentionSpec::Create({.block_size = 16, .num_kv_heads = 8, .head_size = 128});
   EXPECT_TRUE(IsUniformType(Specs{*hidden, *full}));
@@ -397,8 +397,8 @@ TEST(BoundedReplayTest, TheWindowIsComputedAgainInsteadOfReused) {
   EXPECT_EQ(replayed->page_bytes(), cached->page_bytes());
   EXPECT_NE(*replayed, *cached);
   EXPECT_THAT(replayed->ToString(), HasSubstr("bounded_replay=true"));
-  EXPECT_EQ(MaxBlocksPerRequest(*replayed, Limits(131072)).value(),
-            MaxBlocksPerRequest(*cached, Limits(131072)).value());
+  EXPECT_EQ(MaxBlocksPerRequest(*replayed, SomeLimits(131072)).value(),
+            MaxBlocksPerRequest(*cached, SomeLimits(131072)).value());
 }
 
 TEST(BoundedReplayTest, NeitherMergesNorSharesATableWithACachedWindow) {
@@ -419,7 +419,7 @@ TEST(BoundedReplayTest, IsOfWindowMlaOnly) {
 
 TEST(CheckpointBlocksTest, TableHasAnEntryPerBoundaryAlready) {
   const KvCacheSpec spec = *MambaSpec::Create(StateOptions(MambaCacheMode::kAlign, 1));
-  EXPECT_EQ(BlockTableWidth(spec, Limits(262144)).value(), 249);
+  EXPECT_EQ(BlockTableWidth(spec, SomeLimits(262144)).value(), 249);
 }
 
 TEST(CheckpointBlocksTest, NeedModeAlign) {

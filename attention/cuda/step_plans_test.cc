@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kQHeads = 4, kKvHeads = 2, kBlockSize = 16, kPoolBlocks = 160, kRequests = 3;
 
-Tensor Normal(std::vector<int64_t> extents, uint64_t seed) {
+Tensor Normals(std::vector<int64_t> extents, uint64_t seed) {
   Tensor tensor(DType::kBF16, std::move(extents));
   std::mt19937_64 random(seed);
   tensor.Set(NormalDraws(random, tensor.view.num_elements()));
@@ -109,9 +109,9 @@ class LayersOfAStep {
     return Outputs();
   }
 
-  Tensor q_ = Normal({kRequests, kQHeads, 128}, 1), k_ = Normal({kRequests, kKvHeads, 128}, 2);
-  Tensor v_ = Normal({kRequests, kKvHeads, 128}, 3), out_ = Normal({kRequests, kQHeads, 128}, 4);
-  Tensor rows_ = Normal({2, kPoolBlocks, kBlockSize, kKvHeads, 128}, 5);
+  Tensor q_ = Normals({kRequests, kQHeads, 128}, 1), k_ = Normals({kRequests, kKvHeads, 128}, 2);
+  Tensor v_ = Normals({kRequests, kKvHeads, 128}, 3), out_ = Normals({kRequests, kQHeads, 128}, 4);
+  Tensor rows_ = Normals({2, kPoolBlocks, kBlockSize, kKvHeads, 128}, 5);
   const Mirror q_copy_{q_}, k_copy_{k_}, v_copy_{v_};
   DeviceContext on_;
   ExecContext context_ = on_.context;

@@ -11,7 +11,7 @@
 namespace kvblocks::attention {
 namespace {
 
-int64_t Number(int64_t low, int64_t high) {
+int64_t AnyNumber(int64_t low, int64_t high) {
   return *rc::gen::resize(rc::kNominalSize, rc::gen::inRange(low, high + 1));
 }
 
@@ -19,17 +19,17 @@ constexpr int64_t kMaxLen = 40, kNumBlocks = 1000;
 
 // Requests with distinct blocks, some without queries, and padding tokens behind them.
 struct Batch {
-  int64_t block_size = Number(1, 5);
-  int64_t columns = (kMaxLen + block_size - 1) / block_size + Number(0, 2);
+  int64_t block_size = AnyNumber(1, 5);
+  int64_t columns = (kMaxLen + block_size - 1) / block_size + AnyNumber(0, 2);
   std::vector<int32_t> starts = {0}, lens, positions, table;
   int64_t num_padded = 0;
 
   Batch() {
     int32_t next = 0;
-    for (int64_t b = Number(0, 4); b > 0; --b) {
-      const int64_t length = Number(0, kMaxLen);
+    for (int64_t b = AnyNumber(0, 4); b > 0; --b) {
+      const int64_t length = AnyNumber(0, kMaxLen);
       const int64_t query_len =
-          Number(0, 3) == 0 ? length : Number(0, std::min<int64_t>(3, length));
+          AnyNumber(0, 3) == 0 ? length : AnyNumber(0, std::min<int64_t>(3, length));
       starts.push_back(starts.back() + static_cast<int32_t>(query_len));
       lens.push_back(static_cast<int32_t>(length));
       for (int64_t p = length - query_len; p < length; ++p) {
@@ -37,7 +37,7 @@ struct Batch {
       }
       for (int64_t c = 0; c < columns; ++c) table.push_back((next++ * 7) % kNumBlocks);
     }
-    num_padded = num_tokens() + Number(0, 3);
+    num_padded = num_tokens() + AnyNumber(0, 3);
   }
 
   int64_t num_reqs() const { return static_cast<int64_t>(lens.size()); }
@@ -76,9 +76,9 @@ struct Lists {
 
 RC_GTEST_PROP(IndexOpsPropertyTest, WindowListsAreTheVisibleKeys, ()) {
   const Batch batch;
-  const int64_t window = Number(1, 12);
+  const int64_t window = AnyNumber(1, 12);
   // Sink rows come before all queries.
-  int64_t sink_rows = Number(0, 6);
+  int64_t sink_rows = AnyNumber(0, 6);
   for (int64_t b = 0; b < batch.num_reqs(); ++b) {
     const int64_t query_len = batch.starts[b + 1] - batch.starts[b];
     if (query_len > 0) sink_rows = std::min(sink_rows, batch.lens[b] - query_len);
@@ -109,7 +109,7 @@ RC_GTEST_PROP(IndexOpsPropertyTest, WindowListsAreTheVisibleKeys, ()) {
 
 RC_GTEST_PROP(IndexOpsPropertyTest, CompressedListsAreTheCompleteRows, ()) {
   const Batch batch;
-  const int64_t ratio = Number(1, 5), capacity = Number(1, 12);
+  const int64_t ratio = AnyNumber(1, 5), capacity = AnyNumber(1, 12);
   // Dense lists of local rows...
   Lists lists(batch.num_padded, capacity);
   RC_ASSERT(BuildDenseCompressedIndices({.ratio = ratio,
@@ -162,9 +162,9 @@ RC_GTEST_PROP(IndexOpsPropertyTest, CompressedListsAreTheCompleteRows, ()) {
 
 RC_GTEST_PROP(IndexOpsPropertyTest, PrefillListsPointIntoTheGatheredBuffer, ()) {
   const Batch batch;
-  const int64_t ratio = Number(1, 5), window = Number(1, 12), topk = Number(0, 4);
+  const int64_t ratio = AnyNumber(1, 5), window = AnyNumber(1, 12), topk = AnyNumber(0, 4);
   const int64_t compressed_rows = kMaxLen / ratio;
-  const int64_t rows = compressed_rows + kMaxLen + Number(0, 3);
+  const int64_t rows = compressed_rows + kMaxLen + AnyNumber(0, 3);
   // What the buffer holds: which compressed row or which position of which request.
   std::vector<int64_t> buffer(static_cast<size_t>(batch.num_reqs() * rows), -1);
   constexpr int64_t kCompressed = 1'000'000;
@@ -183,7 +183,7 @@ RC_GTEST_PROP(IndexOpsPropertyTest, PrefillListsPointIntoTheGatheredBuffer, ()) 
   for (int64_t t = 0; t < batch.num_tokens(); ++t) {
     for (int64_t k = 0; k < topk; ++k) {
       const int64_t complete = std::max<int64_t>(1, (batch.positions[t] + 1) / ratio);
-      list[static_cast<size_t>(t * topk + k)] = static_cast<int32_t>(Number(0, complete - 1));
+      list[static_cast<size_t>(t * topk + k)] = static_cast<int32_t>(AnyNumber(0, complete - 1));
     }
   }
   Lists lists(batch.num_padded, topk + window);
@@ -229,7 +229,7 @@ RC_GTEST_PROP(IndexOpsPropertyTest, T22VirtualBatchesEqualTheChunkPredicate, ())
   meta.num_actual_tokens = static_cast<int32_t>(batch.num_tokens());
   meta.host_query_start_loc = batch.starts;
   meta.host_seq_lens = batch.lens;
-  const int64_t chunk = batch.block_size * Number(1, 4);
+  const int64_t chunk = batch.block_size * AnyNumber(1, 4);
   VirtualBatches pieces;
   RC_ASSERT(pieces.Build(meta, chunk).ok());
   const CommonAttentionMetadata cut = pieces.metadata();

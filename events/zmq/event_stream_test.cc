@@ -29,7 +29,7 @@ using Kind = EventSubscriber::Kind;
 constexpr milliseconds kPatience(20'000);
 
 BlockHash HashNamed(uint64_t name) { return {{name, 1, 2, 3}}; }
-std::vector<KvEvent> Stored(uint64_t name) {
+std::vector<KvEvent> StoredEvent(uint64_t name) {
   return {BlockStored{.block_hashes = {HashNamed(name)}, .block_size = 16}};
 }
 
@@ -77,13 +77,13 @@ TEST(EventStreamTest, WhatIsPublishedArrives) {  // V-64
   auto subscriber = Subscriber({.sources = {{.endpoint = Unique("pub"), .name = "a"}}});
   AwaitSubscribers(*publisher, 1);
   EXPECT_TRUE(publisher->Publish({}));  // no events, no number
-  EXPECT_TRUE(publisher->Publish(Stored(1), 1.5));
+  EXPECT_TRUE(publisher->Publish(StoredEvent(1), 1.5));
   const auto received = subscriber->Receive(kPatience);
   ASSERT_TRUE(received.has_value());
   EXPECT_EQ(received->sequence, 0);
   EXPECT_EQ(received->batch.timestamp, 1.5);
   EXPECT_EQ(received->batch.data_parallel_rank, 0);
-  EXPECT_EQ(received->batch.events, Stored(1));
+  EXPECT_EQ(received->batch.events, StoredEvent(1));
   EXPECT_EQ(subscriber->streams()[0].topic, "kv");
   EXPECT_EQ(subscriber->index().FindLongestPrefix(std::vector<BlockHash>{HashNamed(1)}),
             (std::vector<BlockIndex::PrefixMatch>{{0, 1}}));
@@ -93,7 +93,7 @@ TEST(EventStreamTest, WhatIsPublishedArrives) {  // V-64
 TEST(EventStreamTest, WhoComesLateGetsWhatIsBuffered) {  // V-65
   auto publisher = Publisher(
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .buffer_batches = 3});
-  for (uint64_t i = 0; i < 5; ++i) publisher->Publish(Stored(i));
+  for (uint64_t i = 0; i < 5; ++i) publisher->Publish(StoredEvent(i));
   ASSERT_TRUE(publisher->Flush(kPatience));
   const EventSubscriber::Options options = {
       .sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}};
@@ -101,11 +101,11 @@ TEST(EventStreamTest, WhoComesLateGetsWhatIsBuffered) {  // V-65
   EXPECT_EQ(Take(*late, 4), "L0+2 2 3 4");
   EXPECT_EQ(late->index().num_keys(), 3);
   late = nullptr;  // killed, and back
-  publisher->Publish(Stored(5));
+  publisher->Publish(StoredEvent(5));
   ASSERT_TRUE(publisher->Flush(kPatience));
   auto back = Subscriber(options);
   AwaitSubscribers(*publisher, 1);
-  publisher->Publish(Stored(6));
+  publisher->Publish(StoredEvent(6));
   EXPECT_EQ(Take(*back, 5), "L0+3 3 4 5 6");
   EXPECT_EQ(back->index().num_keys(), 4);
 }
@@ -113,7 +113,7 @@ TEST(EventStreamTest, WhoComesLateGetsWhatIsBuffered) {  // V-65
 TEST(EventStreamTest, WhatIsBufferedIsBoundedInBytes) {
   auto publisher = Publisher(
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .buffer_bytes = 1});
-  for (uint64_t i = 0; i < 5; ++i) publisher->Publish(Stored(i));
+  for (uint64_t i = 0; i < 5; ++i) publisher->Publish(StoredEvent(i));
   ASSERT_TRUE(publisher->Flush(kPatience));
   auto late =
       Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
@@ -137,7 +137,7 @@ class RawPublisher {
     ASSERT_TRUE(pub_.recv(frame, zmq::recv_flags::none));
   }
   void Send(int64_t sequence, std::string payload = "") {
-    if (payload.empty()) EncodeEvents(Stored(static_cast<uint64_t>(sequence)), {}, &payload);
+    if (payload.empty()) EncodeEvents(StoredEvent(static_cast<uint64_t>(sequence)), {}, &payload);
     SendFrames(pub_, "", sequence, zmq::message_t(payload.data(), payload.size()));
   }
   // Waits for a request, checks its start, and answers with these numbers and the end.
@@ -161,7 +161,7 @@ class RawPublisher {
   }
   void Reply(const zmq::message_t& client, int64_t sequence, bool with_topic = true) {
     std::string payload;
-    if (sequence >= 0) EncodeEvents(Stored(static_cast<uint64_t>(sequence)), {}, &payload);
+    if (sequence >= 0) EncodeEvents(StoredEvent(static_cast<uint64_t>(sequence)), {}, &payload);
     router_.send(zmq::const_buffer(client.data(), client.size()), zmq::send_flags::sndmore);
     if (with_topic) router_.send(zmq::const_buffer(), zmq::send_flags::sndmore);
     SendFrames(router_, "", sequence, zmq::message_t(payload.data(), payload.size()));
@@ -275,7 +275,7 @@ TEST_F(GapTest, ARestartedPublisherIsNoDuplicate) {
   for (const int64_t sequence : {0, 1, 2}) raw_->Send(sequence);
   raw_->Send(1);  // the same once more
   std::string other;
-  EncodeEvents(Stored(77), {.timestamp = 9}, &other);
+  EncodeEvents(StoredEvent(77), {.timestamp = 9}, &other);
   raw_->Send(0, other);
   raw_->Send(1);
   EXPECT_EQ(Take(*subscriber_, 6), "0 1 2 R 0 1");
@@ -288,7 +288,7 @@ TEST_F(GapTest, WhatARestartedPublisherSentBeforeIsReplayed) {
   Start();
   for (const int64_t sequence : {0, 1, 2}) raw_->Send(sequence);
   std::string other;
-  EncodeEvents(Stored(77), {.timestamp = 9}, &other);
+  EncodeEvents(StoredEvent(77), {.timestamp = 9}, &other);
   raw_->Send(1, other);
   EXPECT_EQ(TakeWhile(6, [&] { raw_->Answer(0, {0}); }), "0 1 2 R 0 1");
 }
@@ -317,10 +317,10 @@ TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
       {.endpoint = Unique("pub"), .replay_endpoint = Unique("replay"), .queue_batches = 2});
   int64_t kept = 0, sent = 0;
   while (publisher->stats().num_dropped_batches == 0 && sent < 10'000'000) {
-    kept += publisher->Publish(Stored(static_cast<uint64_t>(sent++)));
+    kept += publisher->Publish(StoredEvent(static_cast<uint64_t>(sent++)));
   }
   ASSERT_TRUE(publisher->Flush(kPatience));
-  publisher->Publish(Stored(1));  // behind the gap
+  publisher->Publish(StoredEvent(1));  // behind the gap
   ASSERT_TRUE(publisher->Flush(kPatience));
   const EventPublisher::Stats stats = publisher->stats();
   EXPECT_EQ(stats.num_dropped_batches, sent - kept);
@@ -337,7 +337,7 @@ TEST(EventStreamTest, AFullQueueDropsAndSubscribersKnow) {
 TEST(EventStreamTest, ClientsThatDoNotReadTheirReplaysHoldNothingUp) {
   auto publisher = Publisher({.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")});
   constexpr uint64_t kBatches = 1000;  // several parts
-  for (uint64_t i = 0; i < kBatches; ++i) publisher->Publish(Stored(i));
+  for (uint64_t i = 0; i < kBatches; ++i) publisher->Publish(StoredEvent(i));
   ASSERT_TRUE(publisher->Flush(kPatience));
   const auto context = SharedContext();
   std::vector<zmq::socket_t> stuck;
@@ -355,7 +355,7 @@ TEST(EventStreamTest, ClientsThatDoNotReadTheirReplaysHoldNothingUp) {
   auto subscriber =
       Subscriber({.sources = {{.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")}}});
   AwaitSubscribers(*publisher, 1);
-  for (uint64_t i = kBatches; i < 2 * kBatches; ++i) publisher->Publish(Stored(i));
+  for (uint64_t i = kBatches; i < 2 * kBatches; ++i) publisher->Publish(StoredEvent(i));
   ASSERT_TRUE(publisher->Flush(kPatience));
   for (uint64_t i = 0; i < 2 * kBatches; ++i) {
     const auto received = subscriber->Receive(kPatience);
@@ -399,7 +399,7 @@ TEST(EventStreamTest, WaitingLosesNothing) {
                               .replay_endpoint = Unique("replay"),
                               .queue_batches = 1,
                               .when_full = EventPublisher::WhenFull::kWait});
-  for (uint64_t i = 0; i < 100; ++i) EXPECT_TRUE(publisher->Publish(Stored(i)));
+  for (uint64_t i = 0; i < 100; ++i) EXPECT_TRUE(publisher->Publish(StoredEvent(i)));
   ASSERT_TRUE(publisher->Flush(kPatience));
   EXPECT_EQ(publisher->stats().num_batches, 100);
   EXPECT_EQ(publisher->stats().num_dropped_batches, 0);
@@ -419,7 +419,7 @@ TEST(EventStreamTest, PublishersMayConnectToOneSubscriber) {  // V-65
     subscriber->Receive(
         milliseconds(1));  // a bound socket subscribes at who connects when it is used
   }
-  for (auto* publisher : {&a, &b, &other}) (*publisher)->Publish(Stored(1));
+  for (auto* publisher : {&a, &b, &other}) (*publisher)->Publish(StoredEvent(1));
   EXPECT_EQ(Take(*subscriber, 2), "0 0");
   EXPECT_EQ(subscriber->streams().size(), 2u);
   EXPECT_EQ(subscriber->index().FindLongestPrefix(std::vector<BlockHash>{HashNamed(1)}).size(), 2u);
@@ -428,7 +428,7 @@ TEST(EventStreamTest, PublishersMayConnectToOneSubscriber) {  // V-65
 
 TEST(EventStreamTest, BadRequestsAndMessagesAreCounted) {
   auto publisher = Publisher({.endpoint = Unique("pub"), .replay_endpoint = Unique("replay")});
-  publisher->Publish(Stored(1));
+  publisher->Publish(StoredEvent(1));
   const auto context = SharedContext();
   zmq::socket_t dealer(*context, zmq::socket_type::dealer);
   dealer.set(zmq::sockopt::linger, 0);
@@ -462,7 +462,7 @@ TEST(EventStreamTest, ThreadsThatSendDoNotPreemptTheCaller) {
     return count;
   };
   auto publisher = Publisher({.endpoint = Unique("pub")});
-  publisher->Publish(Stored(1));
+  publisher->Publish(StoredEvent(1));
   ASSERT_TRUE(publisher->Flush(milliseconds(20'000)));
   EXPECT_GE(num_batch_threads(), 3);  // the publisher's, and two of ZeroMQ
   EXPECT_EQ(sched_getscheduler(0), own);

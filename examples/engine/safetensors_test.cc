@@ -23,7 +23,7 @@ std::string Write(const std::string& name, const std::string& header, int bytes,
   return path;
 }
 
-std::string Refusal(const std::string& header, int bytes, int64_t length = -1) {
+std::string Refused(const std::string& header, int bytes, int64_t length = -1) {
   const std::string path = Write("refused.safetensors", header, bytes, length);
   const auto opened = Safetensors::Open({path});
   return opened.ok() ? "" : std::string(opened.status().message()).substr(path.size() + 2);
@@ -63,28 +63,28 @@ TEST(SafetensorsTest, RefusesAnotherShapeOrType) {
 }
 
 TEST(SafetensorsTest, RefusesHostileHeaders) {
-  EXPECT_EQ(Refusal("{}", 0, int64_t{1} << 62),
+  EXPECT_EQ(Refused("{}", 0, int64_t{1} << 62),
             "the header has 4611686018427387904 bytes by its length, expected at most 2");
-  EXPECT_NE(Refusal("{]", 0).find("the header is no JSON object"), std::string::npos);
-  EXPECT_NE(Refusal("[]", 0).find("the header is no JSON object"), std::string::npos);
+  EXPECT_NE(Refused("{]", 0).find("the header is no JSON object"), std::string::npos);
+  EXPECT_NE(Refused("[]", 0).find("the header is no JSON object"), std::string::npos);
   const auto tensor = [](const std::string& rest) {
     return R"({"a": {"dtype": "F32", )" + rest + "}}";
   };
-  EXPECT_EQ(Refusal(R"({"a": 1})", 0), "a: expected an object with dtype, shape and data_offsets");
-  EXPECT_EQ(Refusal(tensor(R"("shape": [1], "data_offsets": [0, 8])"), 4),
+  EXPECT_EQ(Refused(R"({"a": 1})", 0), "a: expected an object with dtype, shape and data_offsets");
+  EXPECT_EQ(Refused(tensor(R"("shape": [1], "data_offsets": [0, 8])"), 4),
             "a: data_offsets are 0 and 8, of 4 bytes that the file has behind its header");
-  EXPECT_EQ(Refusal(tensor(R"("shape": [1], "data_offsets": [4, 0])"), 4),
+  EXPECT_EQ(Refused(tensor(R"("shape": [1], "data_offsets": [4, 0])"), 4),
             "a: data_offsets are 4 and 0, of 4 bytes that the file has behind its header");
-  EXPECT_EQ(Refusal(tensor(R"("shape": [2], "data_offsets": [0, 4])"), 4),
+  EXPECT_EQ(Refused(tensor(R"("shape": [2], "data_offsets": [0, 4])"), 4),
             "a: shape [2] of F32 takes 8 bytes, data_offsets give it 4");
-  EXPECT_NE(Refusal(tensor(R"("shape": [4611686018427387904, 4], "data_offsets": [0, 0])"), 0)
+  EXPECT_NE(Refused(tensor(R"("shape": [4611686018427387904, 4], "data_offsets": [0, 0])"), 0)
                 .find("is too large"),
             std::string::npos);
   for (const char* bad :
        {R"("shape": [-1], "data_offsets": [0, 4])", R"("shape": [1.5], "data_offsets": [0, 4])",
         R"("shape": [1,1,1,1,1,1,1,1,1], "data_offsets": [0, 4])",
         R"("shape": [1], "data_offsets": [0])", R"("shape": [1])"}) {
-    EXPECT_EQ(Refusal(tensor(bad), 4),
+    EXPECT_EQ(Refused(tensor(bad), 4),
               "a: expected a shape of at most 8 whole numbers and two data_offsets")
         << bad;
   }

@@ -36,7 +36,7 @@ LookupExplanation Explain(const KvCacheManager& manager, const Request& request)
 }
 
 // "first use 0+8, partial block 8+1".
-std::string Missed(const LookupExplanation& why) {
+std::string Misses(const LookupExplanation& why) {
   std::string text;
   for (const MissedRun& run : why.missed) {
     absl::StrAppend(&text, text.empty() ? "" : ", ", std::string(MissReasonName(run.reason)), " ",
@@ -44,8 +44,8 @@ std::string Missed(const LookupExplanation& why) {
   }
   return text;
 }
-std::string Missed(const KvCacheManager& manager, std::vector<TokenId> tokens) {
-  return Missed(Explain(manager, *NewRequest(manager, std::move(tokens))));
+std::string Misses(const KvCacheManager& manager, std::vector<TokenId> tokens) {
+  return Misses(Explain(manager, *NewRequest(manager, std::move(tokens))));
 }
 
 // Computes the prompt without reading the cache, and frees it.
@@ -64,20 +64,20 @@ void Compute(KvCacheManager& manager, std::vector<TokenId> tokens) {
 
 TEST(LookupExplanationTest, APromptShorterThanABlockIsSaidToBe) {
   const auto manager = Remembering(10, {Full(4)});
-  EXPECT_EQ(Missed(*manager, Tokens(3)), "shorter than a block 0+3");
+  EXPECT_EQ(Misses(*manager, Tokens(3)), "shorter than a block 0+3");
   const auto hybrid = Remembering(100, {Full(16), Window(4, 8)});
-  EXPECT_EQ(Missed(*hybrid, Tokens(15)), "shorter than a block 0+15");
+  EXPECT_EQ(Misses(*hybrid, Tokens(15)), "shorter than a block 0+15");
 }
 
 TEST(LookupExplanationTest, CachingOffAndSkippedReadingAreTheirOwnReasons) {
   const auto off = Manager(10, {Full(4)}, {.enable_caching = false, .lookup_history_blocks = 5});
   const LookupExplanation why = Explain(*off, *NewRequest(*off, Tokens(9)));
-  EXPECT_EQ(Missed(why), "caching off 0+9");
+  EXPECT_EQ(Misses(why), "caching off 0+9");
   EXPECT_EQ(why.hit_alignment, 0);
   EXPECT_TRUE(why.groups.empty());
   const auto manager = Remembering(10, {Full(4)});
   Compute(*manager, Tokens(9));
-  EXPECT_EQ(Missed(Explain(*manager, *NewRequest(*manager, Tokens(9), "r", true))),
+  EXPECT_EQ(Misses(Explain(*manager, *NewRequest(*manager, Tokens(9), "r", true))),
             "reading skipped 0+9");
 }
 
@@ -95,11 +95,11 @@ TEST(LookupExplanationTest, AWindowedGroupVetoes) {
   const auto manager = Remembering(21, {Full(16), Window(16, 32), Window(16, 32)});
   Compute(*manager, Tokens(55));  // [1..4], [5..8], [9..12]
   const auto b = NewRequest(*manager, Tokens(48) + Tokens(5, 500));
-  EXPECT_EQ(Missed(Explain(*manager, *b)), "partial block 48+5");
+  EXPECT_EQ(Misses(Explain(*manager, *b)), "partial block 48+5");
 
   ASSERT_TRUE(manager->EvictBlocks({11}).ok());  // position 2 of group 2
   LookupExplanation why = Explain(*manager, *b);
-  EXPECT_EQ(Missed(why), "group veto 32+16, partial block 48+5");
+  EXPECT_EQ(Misses(why), "group veto 32+16, partial block 48+5");
   EXPECT_EQ(why.missed[0].group, 2);
   EXPECT_EQ(why.missed[0].block, 2);
   EXPECT_EQ(why.missed[0].absence,
@@ -124,7 +124,7 @@ TEST(LookupExplanationTest, AWindowedGroupVetoes) {
             "ago");
 
   ASSERT_TRUE(manager->EvictBlocks({3, 5}).ok());  // full position 2, window position 0
-  EXPECT_EQ(Missed(Explain(*manager, *b)), "group veto 0+32, removed 32+16, partial block 48+5");
+  EXPECT_EQ(Misses(Explain(*manager, *b)), "group veto 0+32, removed 32+16, partial block 48+5");
 }
 
 // --- The same tokens elsewhere ---
@@ -133,7 +133,7 @@ class OtherExtraKeysTest : public ::testing::Test {
  protected:
   std::string MissedWith(PrefixContent::Options content) {
     const auto request = manager_->NewRequest({.id = "r", .content = std::move(content)}).value();
-    return Missed(Explain(*manager_, *request));
+    return Misses(Explain(*manager_, *request));
   }
   std::unique_ptr<KvCacheManager> manager_ = Remembering(100, {Full(4)});
 };
@@ -152,7 +152,7 @@ TEST_F(OtherExtraKeysTest, RequestsMadeFromHashesCannotKnow) {
   const auto hashes = plain->content().hashes();
   const auto request =
       manager_->NewRequestFromHashes("h", 9, {hashes.begin(), hashes.end()}).value();
-  EXPECT_EQ(Missed(Explain(*manager_, *request)), "first use 0+8, partial block 8+1");
+  EXPECT_EQ(Misses(Explain(*manager_, *request)), "first use 0+8, partial block 8+1");
 }
 
 TEST_F(OtherExtraKeysTest, PlainHashesGrowWithTheContent) {

@@ -198,11 +198,11 @@ pb::ScheduleComparison Compare(std::string a, std::string b) {
 
 std::string Header(const std::string& columns) { return "step," + columns + ",digest\r\n"; }
 
-std::string Row(int step, const std::string& fields, char digest) {
+std::string RowOf(int step, const std::string& fields, char digest) {
   return std::to_string(step) + "," + fields + "," + std::string(16, digest) + "\r\n";
 }
 
-const pb::StepDifference::Column* Find(const pb::StepDifference& difference,
+const pb::StepDifference::Column* FindRow(const pb::StepDifference& difference,
                                        const std::string& name) {
   for (const auto& column : difference.columns()) {
     if (column.name() == name) return &column;
@@ -211,7 +211,7 @@ const pb::StepDifference::Column* Find(const pb::StepDifference& difference,
 }
 
 TEST(StepComparisonTest, EqualFilesAreTheSame) {
-  const std::string text = Header("end_ms,running") + Row(0, "1,2", 'a') + Row(1, "3,2", 'b');
+  const std::string text = Header("end_ms,running") + RowOf(0, "1,2", 'a') + RowOf(1, "3,2", 'b');
   const auto comparison = Compare(text, text);
   EXPECT_FIELDS(comparison,
                 "same true, equal_steps 2, first_divergence none, first_difference none, a a.csv");
@@ -221,62 +221,64 @@ TEST(StepComparisonTest, EqualFilesAreTheSame) {
 
 TEST(StepComparisonTest, SchedulesPartWhereTheDigestsDo) {
   const auto comparison = Compare(
-      Header("end_ms,running") + Row(0, "1,2", 'a') + Row(1, "3,2", 'b') + Row(2, "4,2", 'c'),
-      Header("end_ms,running") + Row(0, "1,2", 'a') + Row(1, "3,5", 'd') + Row(2, "4,2", 'c'));
+      Header("end_ms,running") + RowOf(0, "1,2", 'a') + RowOf(1, "3,2", 'b') + RowOf(2, "4,2", 'c'),
+      Header("end_ms,running") + RowOf(0, "1,2", 'a') + RowOf(1, "3,5", 'd') +
+          RowOf(2, "4,2", 'c'));
   EXPECT_FIELDS(comparison, "same false, equal_steps 1");
   const auto& divergence = comparison.first_divergence();
   EXPECT_FIELDS(divergence, "step 1, line_a 3, line_b 3");
-  EXPECT_FALSE(Find(divergence, "end_ms")->differs());
-  EXPECT_TRUE(Find(divergence, "running")->differs());
-  EXPECT_EQ(Find(divergence, "running")->a(), "2");
-  EXPECT_EQ(Find(divergence, "running")->b(), "5");
+  EXPECT_FALSE(FindRow(divergence, "end_ms")->differs());
+  EXPECT_TRUE(FindRow(divergence, "running")->differs());
+  EXPECT_EQ(FindRow(divergence, "running")->a(), "2");
+  EXPECT_EQ(FindRow(divergence, "running")->b(), "5");
   EXPECT_FALSE(comparison.has_first_difference());
 }
 
 TEST(StepComparisonTest, TimesAloneDoNotMakeSchedulesPart) {
-  const auto comparison = Compare(Header("end_ms") + Row(0, "1", 'a') + Row(1, "3", 'b'),
-                                  Header("end_ms") + Row(0, "1", 'a') + Row(1, "4", 'b'));
+  const auto comparison = Compare(Header("end_ms") + RowOf(0, "1", 'a') + RowOf(1, "3", 'b'),
+                                  Header("end_ms") + RowOf(0, "1", 'a') + RowOf(1, "4", 'b'));
   EXPECT_FIELDS(comparison, "same true, first_difference.step 1");
-  EXPECT_TRUE(Find(comparison.first_difference(), "end_ms")->differs());
-  EXPECT_FALSE(Find(comparison.first_difference(), "digest")->differs());
+  EXPECT_TRUE(FindRow(comparison.first_difference(), "end_ms")->differs());
+  EXPECT_FALSE(FindRow(comparison.first_difference(), "digest")->differs());
 }
 
 TEST(StepComparisonTest, AFileThatEndsFirstHasNoState) {
-  const std::string one = Header("x") + Row(0, "1", 'a');
+  const std::string one = Header("x") + RowOf(0, "1", 'a');
   for (const bool a_is_shorter : {true, false}) {
-    const std::string two = one + Row(1, "7", 'b');
+    const std::string two = one + RowOf(1, "7", 'b');
     const auto comparison = a_is_shorter ? Compare(one, two) : Compare(two, one);
     EXPECT_FALSE(comparison.same());
     const auto& divergence = comparison.first_divergence();
     EXPECT_EQ(divergence.step(), 1);
     EXPECT_EQ(divergence.line_a(), a_is_shorter ? 0 : 3);
     EXPECT_EQ(divergence.line_b(), a_is_shorter ? 3 : 0);
-    EXPECT_EQ(Find(divergence, "x")->has_a(), !a_is_shorter);
-    EXPECT_EQ(Find(divergence, "x")->has_b(), a_is_shorter);
-    EXPECT_TRUE(Find(divergence, "x")->differs());
+    EXPECT_EQ(FindRow(divergence, "x")->has_a(), !a_is_shorter);
+    EXPECT_EQ(FindRow(divergence, "x")->has_b(), a_is_shorter);
+    EXPECT_TRUE(FindRow(divergence, "x")->differs());
   }
 }
 
 TEST(StepComparisonTest, AStepThatIsMissingIsADivergence) {
-  const auto comparison = Compare(Header("x") + Row(0, "1", 'a') + Row(1, "1", 'b'),
-                                  Header("x") + Row(0, "1", 'a') + Row(2, "1", 'b'));
+  const auto comparison = Compare(Header("x") + RowOf(0, "1", 'a') + RowOf(1, "1", 'b'),
+                                  Header("x") + RowOf(0, "1", 'a') + RowOf(2, "1", 'b'));
   EXPECT_FALSE(comparison.same());
-  EXPECT_TRUE(Find(comparison.first_divergence(), "step")->differs());
+  EXPECT_TRUE(FindRow(comparison.first_divergence(), "step")->differs());
 }
 
 TEST(StepComparisonTest, ColumnsOfOneFileAreNamedAndLeftOut) {
   const auto comparison =
-      Compare(Header("x,only_here") + Row(0, "1,2", 'a'), Header("new_one,x") + Row(0, "9,1", 'a'));
+      Compare(Header("x,only_here") + RowOf(0, "1,2", 'a'),
+              Header("new_one,x") + RowOf(0, "9,1", 'a'));
   EXPECT_FIELDS(comparison, "same true, first_difference none");
   EXPECT_THAT(comparison.only_in_a(), ElementsAre("only_here"));
   EXPECT_THAT(comparison.only_in_b(), ElementsAre("new_one"));
 }
 
 TEST(StepComparisonTest, RequestsThatDifferAreListed) {
-  const auto comparison = Compare(Header("requests") + Row(0, "-9 1:5+1+2 2:1 3:4 x", 'a'),
-                                  Header("requests") + Row(0, "1:5+1+3 2:1 9:7+4 4:1 x", 'b'));
+  const auto comparison = Compare(Header("requests") + RowOf(0, "-9 1:5+1+2 2:1 3:4 x", 'a'),
+                                  Header("requests") + RowOf(0, "1:5+1+3 2:1 9:7+4 4:1 x", 'b'));
   const auto& divergence = comparison.first_divergence();
-  EXPECT_EQ(Find(divergence, "requests"), nullptr);
+  EXPECT_EQ(FindRow(divergence, "requests"), nullptr);
   EXPECT_EQ(divergence.requests_differ(), 4);
   ASSERT_EQ(divergence.requests_size(), 4);
   EXPECT_FIELDS(divergence.requests(0), "row 9, a preempted, b 7+4");
@@ -292,14 +294,14 @@ TEST(StepComparisonTest, ManyRequestsAreCountedAndSomeListed) {
     b += std::to_string(i) + ":2 ";
   }
   const auto divergence =
-      Compare(Header("requests") + Row(0, a, 'a'), Header("requests") + Row(0, b, 'b'))
+      Compare(Header("requests") + RowOf(0, a, 'a'), Header("requests") + RowOf(0, b, 'b'))
           .first_divergence();
   EXPECT_EQ(divergence.requests_differ(), 100);
   EXPECT_EQ(divergence.requests_size(), 20);
 }
 
 TEST(StepComparisonTest, BadRowsAreErrors) {
-  const std::string good = Header("x") + Row(0, "1", 'a');
+  const std::string good = Header("x") + RowOf(0, "1", 'a');
   EXPECT_FALSE(TryCompare(good + "1,2", good).ok());
   EXPECT_FALSE(TryCompare(good, good + "1,2").ok());
 }
@@ -350,7 +352,7 @@ TEST(StepComparisonTest, ASmallerPoolPartsAtALaterStep) {
   EXPECT_GT(comparison.equal_steps(), 0);
   EXPECT_EQ(comparison.first_divergence().step(), comparison.equal_steps());
   EXPECT_GT(comparison.first_divergence().requests_differ(), 0);
-  EXPECT_TRUE(Find(comparison.first_difference(), "free_blocks")->differs());
+  EXPECT_TRUE(FindRow(comparison.first_difference(), "free_blocks")->differs());
   EXPECT_EQ(comparison.first_difference().step(), 0);
 }
 
