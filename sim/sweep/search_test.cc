@@ -32,8 +32,8 @@ sweep_pb::PointResult ResultOf(double hit_rate, int64_t preemptions = 0) {
 
 TEST(SweepMetricsTest, TheFrontIsWhatNoPointBeats) {
   std::vector<sweep_pb::PointResult> results = {ResultOf(0.5, 3), ResultOf(0.6, 3),
-                                                ResultOf(0.6, 3),
-                                                ResultOf(0.7, 4), ResultOf(0.1, 0), ResultOf(0.1, 1)};
+                                                ResultOf(0.6, 3), ResultOf(0.7, 4),
+                                                ResultOf(0.1, 0), ResultOf(0.1, 1)};
   results.push_back({});  // without figures
   const auto metrics = *FindSweepMetrics("hit-rate,preemptions", {});
   std::vector<bool> is_candidate(results.size(), true);

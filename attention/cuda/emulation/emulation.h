@@ -166,7 +166,8 @@ struct Box {
   int32_t permuted;  // bytes
 };
 // To shared memory, 16-byte pieces permuted by bits of their addresses from bit 7 on, as many as
-// choose among the pieces of `permuted` bytes; until the phase is over there are 0xFF bytes. It ends once all arrivals and as many bytes as they expect have come.
+// choose among the pieces of `permuted` bytes; until the phase is over there are 0xFF bytes. It
+// ends once all arrivals and as many bytes as they expect have come.
 void QueueBox(const Box& box, unsigned char* to, Phases* barrier);
 
 // --- Stores of this thread by the copy engine: shared memory is read when they are waited for ---

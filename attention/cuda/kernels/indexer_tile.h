@@ -1,9 +1,9 @@
 // Tiles of an indexer's keys in shared memory, what is made of their products, and which rows and
 // tokens a block of threads has: for the kernels that score with tensor cores. Device code.
 //
-// Every warp of a block has 16 or 32 keys of a tile: it alone copies them. Order along k is free as long
-// as both operands of a product have the same: lane t of a group of four has values 16 t to 16 t +
-// 15 and 64 + 16 t to 64 + 16 t + 15, so that it reads 16 bytes at a time.
+// Every warp of a block has 16 or 32 keys of a tile: it alone copies them. Order along k is free as
+// long as both operands of a product have the same: lane t of a group of four has values 16 t to
+// 16 t + 15 and 64 + 16 t to 64 + 16 t + 15, so that it reads 16 bytes at a time.
 
 #ifndef KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_TILE_H_
 #define KVBLOCKS_ATTENTION_CUDA_KERNELS_INDEXER_TILE_H_
