@@ -20,8 +20,14 @@ HolderId BlockIndex::AddHolder(std::string name) {
   return static_cast<HolderId>(holders_.size() - 1);
 }
 
-// A key costs a miss or two of the CPU's cache; those of a batch overlap.
-void BlockIndex::Prefetch(absl::Span<const KvEvent> events) const {
+void BlockIndex::Apply(HolderId id, absl::Span<const KvEvent> events) {
+  Holder& holder = holders_[static_cast<size_t>(id)];
+  const auto counts = [&](std::string_view medium, size_t num_hashes) {
+    if (options_.medium.empty() || medium == options_.medium) return true;
+    holder.num_other_media += static_cast<int64_t>(num_hashes);
+    return false;
+  };
+  // A key costs a miss or two of the CPU's cache; those of a batch overlap.
   for (const KvEvent& event : events) {
     if (const auto* stored = std::get_if<BlockStored>(&event)) {
       for (const BlockHash& hash : stored->block_hashes) {
@@ -31,16 +37,6 @@ void BlockIndex::Prefetch(absl::Span<const KvEvent> events) const {
       table_.prefetch(Key{removed->block_hash, removed->group_idx});
     }
   }
-}
-
-void BlockIndex::Apply(HolderId id, absl::Span<const KvEvent> events) {
-  Holder& holder = holders_[static_cast<size_t>(id)];
-  const auto counts = [&](std::string_view medium, size_t num_hashes) {
-    if (options_.medium.empty() || medium == options_.medium) return true;
-    holder.num_other_media += static_cast<int64_t>(num_hashes);
-    return false;
-  };
-  Prefetch(events);
   for (const KvEvent& event : events) {
     if (const auto* stored = std::get_if<BlockStored>(&event)) {
       if (!counts(stored->medium, stored->block_hashes.size())) continue;

@@ -33,6 +33,7 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kvblocks/huge_page_allocator.h"
 #include "kvblocks/kv_event.h"
 
 // EventBatch: the KV events of one engine step as they travel, and the forms that they can take.
@@ -232,13 +233,15 @@ class BlockIndex {
  private:
   using Holdings = absl::InlinedVector<Holding, 1>;
 
-  void Prefetch(absl::Span<const KvEvent> events) const;
   void Add(HolderId id, const Key& key);
   void Remove(HolderId id, const Key& key);
 
   const Options options_ = {};
   std::vector<Holder> holders_;
-  absl::flat_hash_map<Key, Holdings> table_;  // sorted by holder, never empty
+  // Sorted by holder, never empty.
+  using Table = absl::flat_hash_map<Key, Holdings>;
+  absl::flat_hash_map<Key, Holdings, Table::hasher, Table::key_equal,
+                      HugePageAllocator<Table::value_type>> table_;
 };
 
 // StreamCheck: whether a stream of KV events is one that a cache can have sent, and what its reader
