@@ -192,7 +192,9 @@ TEST(BlockPoolTest, EvictionByIdIsAscendingAndKeepsThePlaceInTheQueue) {
     return KvEvent(
         BlockRemoved{.block_hash = content.hashes()[block], .reason = RemovalReason::kEvicted});
   };
+  EXPECT_TRUE(pool->has_events());
   EXPECT_THAT(pool->TakeEvents(), ElementsAre(removed(1), removed(2)));
+  EXPECT_FALSE(pool->has_events());
   EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
 }
 

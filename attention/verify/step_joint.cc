@@ -234,10 +234,14 @@ absl::Status VerifierRun::WrongJointOutput(const Joint& joint, const Query& quer
                           .position = query.position};
   size_t worst = 0;
   while (std::abs(static_cast<double>(got[worst]) - expected[worst]) <= options_.tolerance) ++worst;
-  failure.text = absl::StrFormat(
-      "jointly with %s, value %d is %.9g, expected %.9g from %d tokens of the window and %d rows; ",
-      LayerName(joint.rows_layer), worst, got[worst], expected[worst], query.position + 1 - first,
-      num_rows);
+  const std::string value = absl::StrFormat("value %d is %.9g, expected %.9g from", worst,
+                                            got[worst], expected[worst]);
+  failure.text =
+      joint.has_window()
+          ? absl::StrCat("jointly with ", LayerName(joint.rows_layer), ", ", value, " ",
+                         query.position + 1 - first, " tokens of the window and ", num_rows,
+                         " rows; ")
+          : absl::StrCat(value, " rows that an indexer chose among ", num_rows, "; ");
   const auto find = [&](size_t layer, int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (IsAsWritten(layer, held, row)) continue;

@@ -66,7 +66,10 @@ options=(-q -p no:cacheprovider)
 [ "$kvsim" = ON ] || options+=(--ignore=test_simulator.py --ignore=test_trace.py --ignore=test_docs.py)
 # mypy reads beside pytest: each takes one core.
 types() { MYPYPATH=$PYTHONPATH "$python" -m mypy --config-file "$root/pyproject.toml" --cache-dir "$work/mypy" "$@"; }
-{ types -p kvblocks >"$work/package"; types ./*.py "$root/examples/python_scheduler.py" >"$work/tests"; } 2>&1 &
+{
+  types -p kvblocks >"$work/package" 2>&1
+  types ./*.py "$root/examples/python_scheduler.py" >"$work/tests" 2>&1
+} &
 mypy=$!
 has_succeeded() { wait "$mypy"; cat "$work/$1"; grep -q '^Success: ' "$work/$1"; }
 check "pytest" "$python" -m pytest "${options[@]}"
