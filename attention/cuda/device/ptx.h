@@ -415,18 +415,22 @@ KVB_DEVICE uint32_t TransposeMatrix(uint32_t matrix) {
 template <typename T>
 KVB_DEVICE void MultiplyM16N8K16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #ifdef KVBLOCKS_CUDA_EMULATION
+  // Each lane unpacks what it has, so that a value is unpacked once.
   struct Operands {
-    uint32_t a[4], b[2];
+    float2 a[4], b[2];
   };
-  const auto all = emulation::Exchange(kFullWarp, "MultiplyM16N8K16",
-                                       Operands{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+  const auto all = emulation::Exchange(
+      kFullWarp, "MultiplyM16N8K16",
+      Operands{{T::Unpack(a[0]), T::Unpack(a[1]), T::Unpack(a[2]), T::Unpack(a[3])},
+               {T::Unpack(b0), T::Unpack(b1)}});
   const unsigned g = emulation::Lane() / 4, t = emulation::Lane() % 4;
   for (unsigned k4 = 0; k4 < 4; ++k4) {
     const Operands rows = all[4 * g + k4];
-    for (unsigned half = 0; half < 2; ++half) {
-      const float2 a_low = T::Unpack(rows.a[2 * half]), a_high = T::Unpack(rows.a[2 * half + 1]);
-      for (unsigned column = 0; column < 2; ++column) {
-        const float2 b = T::Unpack(all[4 * (2 * t + column) + k4].b[half]);
+    for (unsigned column = 0; column < 2; ++column) {
+      const Operands columns = all[4 * (2 * t + column) + k4];
+      for (unsigned half = 0; half < 2; ++half) {
+        const float2 a_low = rows.a[2 * half], a_high = rows.a[2 * half + 1];
+        const float2 b = columns.b[half];
         c[column] += a_low.x * b.x + a_low.y * b.y;
         c[2 + column] += a_high.x * b.x + a_high.y * b.y;
       }

@@ -253,7 +253,7 @@ const unsigned char* Block::Meet(Meeting& meeting, unsigned place, unsigned plac
   std::vector<unsigned char>& buffer = meeting.payloads[generation % 2];
   if (meeting.arrived == 0) {
     meeting.operation = operation;
-  } else if (std::strcmp(meeting.operation, operation) != 0) {
+  } else if (meeting.operation != operation && std::strcmp(meeting.operation, operation) != 0) {
     Fail(std::string("threads meet in different operations: ") + meeting.operation + " and " +
          operation);
   }
