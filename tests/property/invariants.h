@@ -1,6 +1,6 @@
 // What a run of the property tests looks at: requests on both sides, snapshots of all observable
-// state, and the invariants of the block manager that hold after every operation (INV-1 to INV-28),
-// checked on the library's state alone.
+// state, and the invariants of the block manager that hold after every operation, checked on the
+// library's state alone; those of the pool by CheckInvariants.
 
 #ifndef KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
 #define KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
@@ -99,10 +99,9 @@ inline Snapshot Take(const KvCacheManager& manager, const std::vector<LiveReques
 
 // --- Invariants ---
 
-// "": all hold. Else the name of the first that does not, and what shows it. `outside` counts, per
-// block, references of popped lists and pins.
-std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<LiveRequest>& requests,
-                            const std::vector<int>& outside);
+// "": all hold. Else the name of the first that does not, and what shows it.
+std::string BrokenInvariant(const KvCacheManager& manager,
+                            const std::vector<LiveRequest>& requests);
 
 // INV-12 and INV-13 for the answer of a look-up.
 std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& request,
