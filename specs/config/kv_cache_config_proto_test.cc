@@ -140,44 +140,6 @@ RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageTextAndJson, (
   RC_ASSERT(*from_json == config);
 }
 
-TEST(KvCacheConfigProtoTest, RefusalNamesThePathOfTheField) {
-  config::v1::KvCacheConfig message;
-  message.set_num_blocks(10);
-  message.add_groups()->add_layer_names("a");
-  auto& window = *message.mutable_groups(0)->mutable_spec()->mutable_sliding_window();
-  window.set_block_size(16);
-  window.set_num_kv_heads(8);
-  window.set_head_size(128);
-  window.set_dtype("bf16");
-  const absl::Status missing = FromProto(message).status();
-  EXPECT_EQ(missing.message(),
-            "groups[0].spec.sliding_window.sliding_window: got nothing, expected at least 1");
-  EXPECT_EQ(FieldOfError(missing), "groups[0].spec.sliding_window.sliding_window");
-  window.set_sliding_window(-5);
-  EXPECT_EQ(FromProto(message).status().message(),
-            "groups[0].spec.sliding_window.sliding_window: got -5, expected at least 1");
-  window.set_sliding_window(5);
-  EXPECT_TRUE(FromProto(message).ok());
-}
-
-TEST(KvCacheConfigProtoTest, RefusalNamesTheStateOfAMambaLayer) {
-  config::v1::KvCacheConfig message;
-  message.set_num_blocks(10);
-  message.add_groups()->add_layer_names("a");
-  auto& mamba = *message.mutable_groups(0)->mutable_spec()->mutable_mamba();
-  mamba.set_block_size(16);
-  EXPECT_EQ(FieldOfError(FromProto(message).status()), "groups[0].spec.mamba.states");
-  mamba.add_states()->set_dtype("bf16");
-  mamba.add_states()->add_shape(4);
-  EXPECT_EQ(FromProto(message).status().message(),
-            "groups[0].spec.mamba.states[1].dtype: got nothing, expected the storage type, "
-            "\"bf16\" for one");
-  mamba.mutable_states(1)->set_dtype("fp32");
-  EXPECT_TRUE(FromProto(message).ok());
-  mamba.set_cache_mode("most");
-  EXPECT_EQ(FieldOfError(FromProto(message).status()), "groups[0].spec.mamba.cache_mode");
-}
-
 const KvCacheSpecOptions kOptions = {
     .block_size = 16, .num_kv_heads = 2, .head_size = 8, .sliding_window = 64};
 
