@@ -25,9 +25,8 @@ std::optional<int64_t> Maybe(int64_t below) {
 }
 
 // Every field of every kind takes part, mostly with a value that is not its default.
-template <typename Spec>
-KvCacheSpec AnySpec() {
-  const auto has = [](const char* field) { return KindHasField(Spec::kKind, field); };
+KvCacheSpec AnySpec(KvCacheSpecKind kind) {
+  const auto has = [kind](const char* field) { return KindHasField(kind, field); };
   KvCacheSpecOptions o;
   o.block_size = 4 * Positive(20);
   if (has("num_kv_heads")) o.num_kv_heads = Positive(9);
@@ -53,14 +52,14 @@ KvCacheSpec AnySpec() {
   if (has("upstream_compatible_page_bytes")) {
     o.page_bytes_formula = static_cast<PageBytesFormula>(Coin());
     o.sliding_window = Positive(1'000);
-  } else if (Spec::kKind == KvCacheSpecKind::kChunkedLocalAttention) {
+  } else if (kind == KvCacheSpecKind::kChunkedLocalAttention) {
     o.attention_chunk_size = o.block_size * Positive(9);
   } else if (has("sliding_window")) {
     o.sliding_window = Maybe(1'000);
     if (!o.sliding_window.has_value()) o.attention_chunk_size = Maybe(1'000);
   }
   if (has("sink_length")) o.sink_length = o.block_size * Positive(9);
-  const auto spec = Spec::Create(o);
+  const auto spec = KvCacheSpec::Create(kind, o);
   RC_ASSERT(spec.ok());
   return *spec;
 }
@@ -81,30 +80,12 @@ KvCacheSpec AnyMamba() {
   return *spec;
 }
 
-// Not encoder-only attention, of which no group may be.
 KvCacheSpec AnyKind() {
-  switch (*rc::gen::inRange(0, 10)) {
-    case 6:
-      return AnyMamba();
-    case 7:
-      return AnySpec<CrossAttentionSpec>();
-    case 0:
-      return AnySpec<FullAttentionSpec>();
-    case 1:
-      return AnySpec<MlaAttentionSpec>();
-    case 2:
-      return AnySpec<SinkFullAttentionSpec>();
-    case 3:
-      return AnySpec<SlidingWindowSpec>();
-    case 4:
-      return AnySpec<SlidingWindowMlaSpec>();
-    case 8:
-      return AnySpec<HiddenStateSpec>();
-    case 9:
-      return AnySpec<RingSpec>();
-    default:
-      return AnySpec<ChunkedLocalAttentionSpec>();
-  }
+  const auto kind = static_cast<KvCacheSpecKind>(*rc::gen::inRange(0, kNumSpecKinds));
+  if (kind == KvCacheSpecKind::kMamba) return AnyMamba();
+  // No group may be of encoder-only attention.
+  const bool may_be_a_group = kind != KvCacheSpecKind::kEncoderOnlyAttention;
+  return AnySpec(may_be_a_group ? kind : KvCacheSpecKind::kFullAttention);
 }
 
 RC_GTEST_PROP(KvCacheConfigProtoProperty, RoundTripsThroughMessageTextAndJson, ()) {
