@@ -106,7 +106,6 @@ class Harness {
   std::vector<oracle::Content> prompts_;  // of all requests so far
   std::vector<std::vector<BlockId>> popped_;  // lists to be given back, in table order
   oracle::ContentNumbers numbers_;
-  EventMirror mirror_;
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;
   Counts counts_;

@@ -152,39 +152,4 @@ std::string BrokenTableInvariant(const KvCacheManager& manager, const Tables& be
   return "";
 }
 
-std::string EventMirror::Apply(const std::vector<KvEvent>& events, bool one_per_registration) {
-  for (const KvEvent& event : events) {
-    if (const auto* stored = std::get_if<BlockStored>(&event)) {
-      const auto size = static_cast<int64_t>(stored->block_hashes.size());
-      const auto tokens = static_cast<int64_t>(stored->token_ids.size());
-      const bool fits = one_per_registration
-                            ? tokens >= std::max<int64_t>(size, 1) * stored->block_size
-                            : size > 0 && tokens == size * stored->block_size;
-      if (!fits || static_cast<int64_t>(stored->extra_keys.size()) != size ||
-          stored->medium != kGpuMedium) {
-        return "INV-25: the lengths of a BlockStored do not fit";
-      }
-      for (const BlockHash& hash : stored->block_hashes) {
-        ++counts_[{hash.words, stored->group_idx}];
-      }
-    } else if (const auto* removed = std::get_if<BlockRemoved>(&event)) {
-      const auto it = counts_.find({removed->block_hash.words, removed->group_idx});
-      if (it == counts_.end()) return "INV-25: more blocks removed than stored";
-      if (--it->second == 0) counts_.erase(it);
-    } else {
-      counts_.clear();
-    }
-  }
-  return "";
-}
-
-std::string EventMirror::Difference(const BlockPool& pool) const {
-  std::map<Key, int> counts;
-  for (BlockId id = 1; id < pool.num_blocks(); ++id) {
-    if (pool.block(id).has_key()) ++counts[{pool.hash(id).words, pool.block(id).key_group}];
-    for (const auto& [hash, group] : pool.further_keys(id)) ++counts[{hash.words, group}];
-  }
-  return counts == counts_ ? "" : "INV-25: the events do not add up to the table";
-}
-
 }  // namespace kvblocks::property

@@ -6,12 +6,9 @@
 #define KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kvblocks/kv_cache_manager.h"
@@ -111,19 +108,6 @@ std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& req
 // INV-19: what became null stays null. For a request that held blocks before and still does.
 std::string BrokenTableInvariant(const KvCacheManager& manager, const Tables& before,
                                  const Tables& after);
-
-// A mirror of the hash table as an event consumer keeps it: blocks per key.
-class EventMirror {
- public:
-  // "" or what no consumer could accept.
-  std::string Apply(const std::vector<KvEvent>& events, bool one_per_registration);
-  // INV-25: "" if the mirror agrees with the table.
-  std::string Difference(const BlockPool& pool) const;
-
- private:
-  using Key = std::pair<std::array<uint64_t, 4>, GroupId>;
-  std::map<Key, int> counts_;
-};
 
 }  // namespace kvblocks::property
 
