@@ -15,10 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Through the library and through its C interface.
-void ExpectAgrees(const std::string& file, const MakeReplayedCache& make_cache, Recorder recorder,
-                  int64_t least_lines) {
-  const auto result = ReplayFile(file, make_cache, recorder);
+void ExpectAgrees(const std::string& file, Recorder recorder, int64_t least_lines) {
+  const auto result = ReplayFile(file, recorder);
   ASSERT_TRUE(result.ok()) << result.status();
   EXPECT_EQ(result->differing_line, 0)
       << file << ":" << result->differing_line << ": " << result->difference;
@@ -26,10 +24,7 @@ void ExpectAgrees(const std::string& file, const MakeReplayedCache& make_cache, 
 }
 
 void ExpectAllAgree(const std::vector<std::string>& files, Recorder recorder, int64_t least_lines) {
-  for (const std::string& file : files) {
-    ExpectAgrees(file, MakeLibraryCache, recorder, least_lines);
-    ExpectAgrees(file, MakeCInterfaceCache, recorder, least_lines);
-  }
+  for (const std::string& file : files) ExpectAgrees(file, recorder, least_lines);
 }
 
 TEST(ConformanceTest, ShippedTranscriptsAgree) {
@@ -73,7 +68,7 @@ TEST(ConformanceTest, TheRecorderIsFound) {
   EXPECT_EQ(newer->differing_line, 0);
   EXPECT_EQ(newer->recorder, Recorder::kVllm033);
   const auto as_older = ReplayFile("tests/conformance/testdata/vllm_033/m1_eagle_margin.jsonl.gz",
-                                   MakeLibraryCache, Recorder::kVllm025);
+                                   Recorder::kVllm025);
   ASSERT_TRUE(as_older.ok()) << as_older.status();
   EXPECT_EQ(as_older->differing_line, 7);
   const auto older =
@@ -84,13 +79,12 @@ TEST(ConformanceTest, TheRecorderIsFound) {
 }
 
 // A transcript of given lines, as a plain file.
-absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines,
-                                         const MakeReplayedCache& make_cache = MakeLibraryCache) {
+absl::StatusOr<ReplayResult> ReplayLines(const std::vector<std::string>& lines) {
   const std::string path = ::testing::TempDir() + "/transcript.jsonl";
   std::ofstream out(path);
   for (const std::string& line : lines) out << line << "\n";
   out.close();
-  return ReplayFile(path, make_cache);
+  return ReplayFile(path);
 }
 
 const char kConfig[] =
@@ -124,11 +118,9 @@ TEST(ConformanceTest, HashBlocksMayBeFinerThanTheGroupsBlocks) {
         // Half of a block's tokens are others.
         R"({"op":"new","id":"c","p":[[0,0,6],[1,6,3]]})",
         R"({"op":"get","id":"c","hits":[[1],[4]],"h":4})"};
-    for (const auto make_cache : {MakeLibraryCache, MakeCInterfaceCache}) {
-      const auto result = ReplayLines(lines, make_cache);
-      ASSERT_TRUE(result.ok()) << result.status();
-      EXPECT_EQ(result->differing_line, 0) << unit << ": " << result->difference;
-    }
+    const auto result = ReplayLines(lines);
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->differing_line, 0) << unit << ": " << result->difference;
   }
 }
 
