@@ -85,80 +85,10 @@ TEST_P(BlockHasherTest, ChainIsOneHashAfterAnother) {
   }
 }
 
-// V-10.
-TEST_P(BlockHasherTest, LookaheadTokensAreNoTokensOfTheBlock) {
-  const auto tokens = HashedTokens(0, 18);
-  const auto span = absl::MakeConstSpan(tokens);
-  std::vector<BlockHash> hashes;
-  for (size_t block = 14; block <= 18; ++block) {
-    for (size_t lookahead = 0; block + lookahead <= 18; ++lookahead) {
-      for (std::optional<std::string_view> keys :
-           {std::optional<std::string_view>(), std::optional<std::string_view>("\x80")}) {
-        hashes.push_back(hasher_.Hash(hasher_.root(), span.subspan(0, block), keys,
-                                      span.subspan(block, lookahead)));
-      }
-    }
-  }
-  for (size_t i = 0; i < hashes.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) EXPECT_FALSE(hashes[i] == hashes[j]) << i << " " << j;
-  }
-}
-
 TEST_P(BlockHasherTest, WithoutSeedTheRootIsOnePerProcess) {
   if (GetParam() == HashAlgorithm::kSha256Cbor) return;  // V-50: that of vLLM
   EXPECT_EQ(BlockHasher(GetParam()).root(), BlockHasher(GetParam()).root());
   EXPECT_FALSE(BlockHasher(GetParam()).root() == BlockHasher(GetParam(), "").root());
-}
-
-TEST_P(BlockHasherTest, KeyIsPartOfTheHashFunction) {
-  // Same parent, same tokens: only our own XXH3 has a secret besides the root.
-  const BlockHasher other(GetParam(), "other");
-  const bool equal = hasher_.Hash(BlockHash{}, HashedTokens(0, 16), std::nullopt) ==
-                     other.Hash(BlockHash{}, HashedTokens(0, 16), std::nullopt);
-  EXPECT_EQ(equal, GetParam() != HashAlgorithm::kXxh3_128);
-}
-
-TEST_P(BlockHasherTest, EveryInputCounts) {
-  const auto tokens = HashedTokens(0, 16);
-  std::vector<BlockHash> hashes = {
-      hasher_.Hash(hasher_.root(), tokens, std::nullopt),
-      hasher_.Hash(hasher_.root(), tokens, ""),
-      hasher_.Hash(hasher_.root(), tokens, std::string_view("\0", 1)),
-      hasher_.Hash(hasher_.root(), tokens, "a"),
-      hasher_.Hash(BlockHash{}, tokens, std::nullopt),
-      hasher_.Hash(hasher_.root(), HashedTokens(0, 15), std::nullopt),
-      hasher_.Hash(hasher_.root(), HashedTokens(1, 16), std::nullopt),
-      hasher_.Hash(hasher_.root(), {}, std::nullopt),
-      hasher_.Hash(hasher_.root(), {}, ""),
-  };
-  auto swapped = tokens;
-  std::swap(swapped[0], swapped[15]);
-  hashes.push_back(hasher_.Hash(hasher_.root(), swapped, std::nullopt));
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    auto negated = tokens;
-    negated[i] = -1 - negated[i];
-    hashes.push_back(hasher_.Hash(hasher_.root(), negated, std::nullopt));
-  }
-  for (size_t i = 0; i < hashes.size(); ++i) {
-    for (size_t j = 0; j < i; ++j) EXPECT_FALSE(hashes[i] == hashes[j]) << i << " " << j;
-  }
-}
-
-TEST_P(BlockHasherTest, InputsAroundTheStackBufferAgreeWithThemselves) {
-  // 2,048 bytes are 40 of preamble and 502 tokens: one size below, at and above it. In CBOR they
-  // are 382 tokens of up to 5 bytes, with what surrounds them and room for padding.
-  for (size_t count : {381u, 382u, 383u, 501u, 502u, 503u, 4096u}) {
-    const auto tokens = HashedTokens(1 << 30, count);
-    auto last_differs = tokens;
-    last_differs.back() ^= 1;
-    EXPECT_EQ(hasher_.Hash(hasher_.root(), tokens, "x"), hasher_.Hash(hasher_.root(), tokens, "x"));
-    EXPECT_FALSE(hasher_.Hash(hasher_.root(), tokens, "x") ==
-                 hasher_.Hash(hasher_.root(), last_differs, "x"))
-        << count;
-    EXPECT_FALSE(hasher_.Hash(hasher_.root(), tokens, "x") ==
-                 hasher_.Hash(hasher_.root(), tokens, "y"))
-        << count;
-  }
 }
 
 TEST_P(BlockHasherTest, ExternalFormsAreTheDigestsBytes) {
@@ -289,40 +219,6 @@ TEST(ExtraKeysTest, InvalidFeaturesAreRefusedByIndexValueAndLimit) {
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.message;
     EXPECT_THAT(std::string(status.message()), HasSubstr(c.message));
   }
-}
-
-TEST(ExtraKeysTest, DifferentListsHaveDifferentEncodings) {
-  using ExtraKind = ExtraKey::Kind;
-  const std::vector<ExtraKeys> lists = {
-      {{ExtraKind::kLora, "ab", 0}},
-      {{ExtraKind::kSalt, "ab", 0}},
-      {{ExtraKind::kPromptEmbedding, "ab", 0}},
-      {{ExtraKind::kMultimodal, "ab", 0}},
-      {{ExtraKind::kMultimodal, "ab", 1}},
-      {{ExtraKind::kMultimodal, "ab", -1}},
-      {{ExtraKind::kLora, "a", 0}, {ExtraKind::kLora, "b", 0}},
-      {{ExtraKind::kLora, "b", 0}, {ExtraKind::kLora, "a", 0}},
-      {{ExtraKind::kLora, "", 0}, {ExtraKind::kLora, "ab", 0}},
-      {{ExtraKind::kLora, "ab", 0}, {ExtraKind::kLora, "", 0}},
-      {{ExtraKind::kLora, "", 0}},
-      // V-52: the path counts, separately from the name.
-      {{ExtraKind::kLora, "ab", 0, "p"}},
-      {{ExtraKind::kLora, "ab", 0, "q"}},
-      {{ExtraKind::kLora, "abp", 0}},
-      {{ExtraKind::kLora, "a", 0, "bp"}},
-      {{ExtraKind::kLora, "", 0, "ab"}},
-      {{ExtraKind::kLora, std::string("a\0b", 3), 0}},
-      // The encoding of one key inside the value of another.
-      {{ExtraKind::kLora, EncodeExtraKeys({{ExtraKind::kLora, "ab", 0}}), 0}},
-  };
-  std::set<std::string> encodings;
-  std::set<std::string> as_cbor;
-  for (const ExtraKeys& list : lists) {
-    encodings.insert(EncodeExtraKeys(list));
-    as_cbor.insert(EncodeExtraKeysAsCbor(list));
-  }
-  EXPECT_EQ(encodings.size(), lists.size());
-  EXPECT_EQ(as_cbor.size(), lists.size());
 }
 
 // Hashing tokens allocates nothing: neither whole prompts nor output token by token, with every

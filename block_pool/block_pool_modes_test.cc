@@ -1,4 +1,3 @@
-#include <gtest/gtest.h>
 #include <limits>
 #include <memory>
 #include <numeric>
@@ -16,9 +15,7 @@
 namespace kvblocks {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 PrefixContent Content(int64_t hash_block_size, PrefixContent::Options options = {},
                       int64_t num_lookahead_tokens = 0) {
@@ -126,38 +123,9 @@ BlockHash Hash(uint64_t n) { return {{n, ~n, 0, 0}}; }
 
 class BlockPoolHistoryTest : public ::testing::Test {
  protected:
-  // Takes and registers `hashes`, one block each, in group 0.
-  std::vector<BlockId> Cache(const std::vector<BlockHash>& hashes, GroupId group = 0) {
-    const auto hashing = std::make_shared<const PrefixHashing>();
-    const auto content =
-        PrefixContent::FromHashes(16 * static_cast<int64_t>(hashes.size()), hashes, hashing)
-            .value();
-    const auto ids = GetNewBlocks(*pool_, static_cast<int64_t>(hashes.size())).value();
-    pool_->CacheFullBlocks(content, ids, 0, static_cast<int64_t>(ids.size()), 16, group);
-    return ids;
-  }
-  LookupHistory::Removal Removal(uint64_t n, GroupId group = 0) {
-    const auto removal = pool_->history()->FindRemoval(Hash(n), group);
-    EXPECT_TRUE(removal.has_value()) << n;
-    return removal.value_or(LookupHistory::Removal{.num_blocks_taken = -1});
-  }
-
   std::unique_ptr<BlockPool> pool_ =
       BlockPool::Create({.num_blocks = 5, .history_keys = 8}).value();
 };
-
-TEST_F(BlockPoolHistoryTest, IsOffByDefault) {
-  const auto pool = BlockPool::Create({.num_blocks = 5}).value();
-  EXPECT_EQ(pool->history(), nullptr);
-  ASSERT_TRUE(GetNewBlocks(*pool, 3).has_value());
-  EXPECT_EQ(pool->num_blocks_taken(), 3);
-}
-
-TEST_F(BlockPoolHistoryTest, IsOffWithoutCaching) {
-  const auto pool =
-      BlockPool::Create({.num_blocks = 5, .enable_caching = false, .history_keys = 8}).value();
-  EXPECT_EQ(pool->history(), nullptr);
-}
 
 TEST_F(BlockPoolHistoryTest, CountsBlocksTakenNotBlocksAskedFor) {
   ASSERT_FALSE(GetNewBlocks(*pool_, 5).has_value());
@@ -189,14 +157,9 @@ TEST(LookupHistoryTest, KnowsTheLatestVariant) {
   EXPECT_FALSE(history->HasOtherVariant(Hash(5), Hash(6)));
 }
 
-TEST(LookupHistoryTest, SaysItsMemory) {
-  EXPECT_EQ(LookupHistory::BytesFor(1'000'000), 96'000'000);
-}
-
 // Page classes in chunks, through the pool.
 
-constexpr GroupId kCoarse = 0;  // two pages per chunk
-constexpr GroupId kFine = 1;    // three
+constexpr GroupId kCoarse = 0;  // two pages per chunk; of the other group three
 
 // Three chunks: ids 1 to 3, 4 to 6, 7 to 9.
 const ChunkLayout kLayout = {.num_chunks = 3, .pages_per_chunk = {2, 3}, .class_of_group = {0, 1}};
@@ -211,69 +174,19 @@ class PageChunksTest : public testing::Test {
   std::vector<BlockId> Take(int64_t k, GroupId group) {
     return GetNewBlocks(*pool_, k, group).value();
   }
-  void Free(const std::vector<BlockId>& ids) { pool_->FreeBlocks(ids); }
-  // Registers blocks for contents that no other block has.
-  void Cache(const std::vector<BlockId>& ids, GroupId group) {
-    static const auto hashing = std::make_shared<const PrefixHashing>(
-        PrefixHashing{BlockHasher(HashAlgorithm::kXxh3_128, "seed"), 1});
-    std::vector<TokenId> tokens(ids.size());
-    std::iota(tokens.begin(), tokens.end(), next_token_);
-    next_token_ += 100;
-    const auto content = PrefixContent::FromTokens({.token_ids = std::move(tokens)}, hashing);
-    pool_->CacheFullBlocks(*content, ids, 0, static_cast<int64_t>(ids.size()), 1, group);
-  }
-  // Promises new pages of the two groups and takes them.
-  std::vector<std::vector<BlockId>> TakeBoth(const PageNeed& coarse, const PageNeed& fine) {
-    const std::vector<PageNeed> needs = {coarse, fine};
-    EXPECT_TRUE(pool_->Promise(needs, /*kept_chunks=*/0, /*reserved=*/0));
-    std::vector<std::vector<BlockId>> tables(2);
-    pool_->GetNewBlocks(coarse.num_pages, tables[0], kCoarse);
-    pool_->GetNewBlocks(fine.num_pages, tables[1], kFine);
-    return tables;
-  }
   bool Promise(const PageNeed& coarse, const PageNeed& fine, int64_t kept = 0,
                int64_t reserved = 0) {
     const std::vector<PageNeed> needs = {coarse, fine};
     return pool_->Promise(needs, kept, reserved);
   }
-  // Chunk 0 in use with page 2 cached and free, chunk 1 idle with 5 free and 4 cached, both coarse;
-  // chunk 2 fine and full.
-  void OneChunkIdleOneInUse() {
-    EXPECT_THAT(Take(3, kCoarse), ElementsAre(1, 2, 4));
-    EXPECT_THAT(Take(3, kFine), ElementsAre(7, 8, 9));
-    Cache({2, 4}, kCoarse);
-    Free({2, 4});
-    EXPECT_THAT(pool_->WalkFree(), ElementsAre(5, 2, 4));
-  }
 
   std::unique_ptr<BlockPool> pool_;
-  TokenId next_token_ = 0;
 };
 
 TEST_F(PageChunksTest, IdSaysChunkAndIndex) {
   EXPECT_EQ(PlaceOfPage(1, 3), (PagePlace{.chunk = 0, .index = 0}));
   EXPECT_EQ(PlaceOfPage(3, 3), (PagePlace{.chunk = 0, .index = 2}));
   EXPECT_EQ(PlaceOfPage(8, 3), (PagePlace{.chunk = 2, .index = 1}));
-}
-
-TEST_F(PageChunksTest, ChunkNeededLaterIsLeftAlone) {
-  OneChunkIdleOneInUse();
-  EXPECT_THAT(TakeBoth({.num_pages = 1}, {.num_later = 3}), ElementsAre(ElementsAre(2), IsEmpty()));
-}
-
-TEST_F(PageChunksTest, LaterNeedThatDoesNotFitIsIgnored) {
-  OneChunkIdleOneInUse();
-  EXPECT_THAT(TakeBoth({.num_pages = 1}, {.num_later = 4}), ElementsAre(ElementsAre(5), IsEmpty()));
-}
-
-TEST_F(PageChunksTest, UsageIsAShareOfBytes) {
-  EXPECT_EQ(pool_->usage(), 0.0);
-  Take(1, kCoarse);
-  EXPECT_DOUBLE_EQ(pool_->usage(), 0.5 / 3);
-  Take(1, kFine);
-  EXPECT_DOUBLE_EQ(pool_->usage(), (0.5 + 1.0 / 3) / 3);
-  ASSERT_TRUE(pool_->TakePermanentBlocks(2, kFine).ok());
-  EXPECT_DOUBLE_EQ(pool_->usage(), (0.5 + 1.0 / 3) / (3 - 2.0 / 3));
 }
 
 TEST_F(PageChunksTest, MisuseIsRefused) {
@@ -323,11 +236,6 @@ TEST(RecentKeysTest, AgreesWithAListOfAllEvents) {
       }
     }
   }
-}
-
-TEST(RecentKeysTest, SaysItsMemory) {
-  EXPECT_EQ(sizeof(RecentKeys::Record), 32u);
-  EXPECT_EQ(RecentKeys::BytesFor(1'000'000), 48'000'000);
 }
 
 }  // namespace

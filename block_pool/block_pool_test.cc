@@ -85,60 +85,6 @@ TEST(BlockPoolTest, PoolLargerThanTheMemoryOfTheMachineIsRefused) {
               testing::HasSubstr("num_blocks is 2147483646, whose book-keeping takes"));
 }
 
-TEST(BlockPoolTest, CountsTellLiveCachedAndFreeApart) {
-  const auto pool = Pool({.num_blocks = 10});
-  const auto permanent = pool->TakePermanentBlocks(2);
-  ASSERT_TRUE(permanent.ok());
-  const auto table = Take(*pool, 4);
-  pool->CacheFullBlocks(CountedTokens(16), table, 0, 3, 4, 0);
-  pool->FreeBlocks({table[3], table[1], table[0]});
-  EXPECT_EQ(pool->num_permanent(), 2);
-  EXPECT_EQ(pool->num_live(), 1);
-  EXPECT_EQ(pool->num_free(), 6);
-  EXPECT_EQ(pool->num_cached_unreferenced(), 2);
-  EXPECT_EQ(pool->num_keys(), 3);
-  EXPECT_DOUBLE_EQ(pool->usage(), 1.0 / 7.0);
-  EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
-}
-
-TEST(BlockPoolTest, FreeOrderSaysWhereKeylessBlocksGo) {
-  const auto freed = [](FreeOrder order) {
-    const auto pool = Pool({.num_blocks = 9, .free_order = order});
-    const auto table = Take(*pool, 6);
-    pool->CacheFullBlocks(CountedTokens(24), table, 1, 3, 4, 0);  // blocks 2, 3
-    pool->FreeBlocks({6, 3, 5, 0, 2, 1});
-    EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
-    return Queue(*pool);
-  };
-  EXPECT_THAT(freed(FreeOrder::kUnhashedFirst), ElementsAre(6, 5, 1, 7, 8, 3, 2));
-  EXPECT_THAT(freed(FreeOrder::kAppendAll), ElementsAre(7, 8, 6, 3, 5, 2, 1));
-}
-
-TEST(BlockPoolTest, SharedBlockIsFreeWhenItsLastHolderFreesIt) {
-  const auto pool = Pool({.num_blocks = 4});
-  Take(*pool, 1);
-  pool->Touch({1, 0, 1});
-  EXPECT_EQ(pool->block(1).ref_count, 3);
-  EXPECT_EQ(pool->block(0).ref_count, 1);
-  pool->FreeBlocks({1, 0, 1});
-  EXPECT_FALSE(pool->block(1).is_linked());
-  pool->FreeBlocks({1});
-  EXPECT_THAT(Queue(*pool), ElementsAre(1, 2, 3));
-}
-
-TEST(BlockPoolTest, TouchedBlockLeavesTheQueueAndKeepsItsKey) {
-  const auto pool = Pool({.num_blocks = 5});
-  const PrefixContent content = CountedTokens(8);
-  const auto table = Take(*pool, 2);
-  pool->CacheFullBlocks(content, table, 0, 2, 4, 0);
-  pool->FreeBlocks({2, 1});
-  EXPECT_THAT(Queue(*pool), ElementsAre(3, 4, 2, 1));
-  pool->Touch({2});
-  EXPECT_THAT(Queue(*pool), ElementsAre(3, 4, 1));
-  EXPECT_EQ(pool->num_cached_unreferenced(), 1);
-  EXPECT_EQ(pool->FindCached(content.hashes()[1], 0), 2);
-}
-
 TEST(BlockPoolTest, IdsFromOutsideAreChecked) {
   const auto pool = Pool({.num_blocks = 6});
   ASSERT_TRUE(pool->TakePermanentBlocks(1).ok());  // block 1
@@ -153,101 +99,6 @@ TEST(BlockPoolTest, IdsFromOutsideAreChecked) {
   EXPECT_THAT(Refusal(*pool, before, pool->CheckTouchable({2, 1})),
               HasSubstr("block 1 is permanent"));
   EXPECT_TRUE(pool->CheckTouchable({2, 0, 5, 2}).ok());
-}
-
-TEST(BlockPoolTest, ReusedBlockLosesItsKey) {
-  const auto pool = Pool({.num_blocks = 3, .enable_events = true});
-  const PrefixContent content = CountedTokens(8);
-  const auto table = Take(*pool, 2);
-  pool->CacheFullBlocks(content, table, 0, 2, 4, 5);
-  pool->FreeBlocks({2, 1});
-  pool->TakeEvents();
-  const uint64_t epoch = pool->removal_epoch();
-  EXPECT_THAT(Take(*pool, 1), ElementsAre(2));
-  EXPECT_EQ(pool->FindCached(content.hashes()[1], 5), kNullBlockId);
-  EXPECT_EQ(pool->FindCached(content.hashes()[0], 5), 1);
-  EXPECT_GT(pool->removal_epoch(), epoch);
-  EXPECT_EQ(pool->num_evictions(), 1);
-  EXPECT_THAT(
-      pool->TakeEvents(),
-      ElementsAre(KvEvent(BlockRemoved{
-          .block_hash = content.hashes()[1], .group_idx = 5, .reason = RemovalReason::kReused})));
-}
-
-TEST(BlockPoolTest, EvictionByIdIsAscendingAndKeepsThePlaceInTheQueue) {
-  const auto pool = Pool({.num_blocks = 6, .enable_events = true});
-  const PrefixContent content = CountedTokens(16);
-  const auto table = Take(*pool, 4);
-  pool->CacheFullBlocks(content, table, 0, 3, 4, 0);
-  pool->FreeBlocks({3, 1});  // block 2 stays in use
-  pool->TakeEvents();
-  const auto queue = Queue(*pool);
-  ASSERT_TRUE(pool->EvictBlocks({3, 2, 0, 3, 4, 5}).ok());
-  EXPECT_EQ(Queue(*pool), queue);
-  EXPECT_EQ(pool->block(2).ref_count, 1);
-  EXPECT_EQ(pool->num_keys(), 1);
-  EXPECT_EQ(pool->num_cached_unreferenced(), 1);
-  EXPECT_EQ(pool->num_evictions(), 0);  // nothing was lost to reuse
-  const auto removed = [&](size_t block) {
-    return KvEvent(
-        BlockRemoved{.block_hash = content.hashes()[block], .reason = RemovalReason::kEvicted});
-  };
-  EXPECT_TRUE(pool->has_events());
-  EXPECT_THAT(pool->TakeEvents(), ElementsAre(removed(1), removed(2)));
-  EXPECT_FALSE(pool->has_events());
-  EXPECT_TRUE(pool->CheckInvariants().ok()) << pool->CheckInvariants();
-}
-
-TEST(BlockPoolTest, ResetWaitsUntilNothingIsReferenced) {
-  const auto pool = Pool({.num_blocks = 6, .enable_events = true});
-  const auto table = Take(*pool, 3);
-  pool->CacheFullBlocks(CountedTokens(8), table, 0, 2, 4, 0);
-  pool->FreeBlocks({2, 1});
-  pool->TakeEvents();
-  const std::string before = State(*pool);
-  EXPECT_FALSE(pool->ResetPrefixCache());
-  EXPECT_EQ(State(*pool), before);
-  EXPECT_THAT(pool->TakeEvents(), IsEmpty());
-  pool->FreeBlocks({3});
-  const auto queue = Queue(*pool);
-  const uint64_t epoch = pool->removal_epoch();
-  EXPECT_TRUE(pool->ResetPrefixCache());
-  EXPECT_EQ(Queue(*pool), queue);
-  EXPECT_EQ(pool->num_keyed_blocks(), 0);
-  EXPECT_EQ(pool->num_cached_unreferenced(), 0);
-  EXPECT_GT(pool->removal_epoch(), epoch);
-  EXPECT_THAT(pool->TakeEvents(), ElementsAre(KvEvent(AllBlocksCleared{})));
-  EXPECT_TRUE(pool->CheckInvariants().ok());
-}
-
-TEST(BlockPoolTest, EmptyRangeIsNoRegistration) {
-  const auto pool = Pool({.num_blocks = 4});
-  const std::string before = State(*pool);
-  pool->CacheFullBlocks(CountedTokens(8), {}, 2, 2, 4, 0);
-  pool->CacheFullBlocks(CountedTokens(8), {}, 3, 2, 4, 0);
-  EXPECT_EQ(State(*pool), before);
-}
-
-TEST(BlockPoolTest, NullAndMaskedPositionsSplitTheStoredRuns) {
-  const auto pool = Pool({.num_blocks = 8, .enable_events = true});
-  Take(*pool, 5);
-  const PrefixContent content = CountedTokens(28, 100, "adapter");
-  const std::vector<BlockId> table = {1, 2, 0, 3, 4, 5};
-  pool->CacheFullBlocks(content, table, 1, 6, 4, 2, {1, 1, 1, 0, 1});
-  EXPECT_FALSE(pool->block(4).has_key());
-  const auto stored = [&](size_t position) {
-    const TokenId first = 100 + static_cast<TokenId>(position) * 4;
-    return KvEvent(
-        BlockStored{.block_hashes = {content.hashes()[position]},
-                    .parent_block_hash = content.hashes()[position - 1],
-                    .token_ids = {first, first + 1, first + 2, first + 3},
-                    .block_size = 4,
-                    .lora_id = 3,
-                    .lora_name = "adapter",
-                    .extra_keys = {ExtraKeys{ExtraKey{ExtraKey::Kind::kLora, "adapter"}}},
-                    .group_idx = 2});
-  };
-  EXPECT_THAT(pool->TakeEvents(), ElementsAre(stored(1), stored(3), stored(5)));
 }
 
 TEST(BlockPoolTest, ContentMadeFromHashesReportsNoTokens) {
@@ -300,14 +151,6 @@ TEST(BlockPoolTest, StoredEventsNameLookaheadTokensAndSession) {
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(std::get<BlockStored>(events[0]).lookahead_token_ids, std::nullopt);
   EXPECT_EQ(std::get<BlockStored>(events[0]).session_id, std::nullopt);
-}
-
-TEST(BlockPoolTest, WithoutEventsNothingIsCollected) {
-  const auto pool = Pool({.num_blocks = 4});
-  const auto table = Take(*pool, 2);
-  pool->CacheFullBlocks(CountedTokens(8), table, 0, 2, 4, 0);
-  ASSERT_TRUE(pool->EvictBlocks(table).ok());
-  EXPECT_THAT(pool->TakeEvents(), IsEmpty());
 }
 
 // The pool hands out its records as const, so what a bug could do to them is done by casting.

@@ -36,38 +36,6 @@ std::vector<TokenId> Consecutive(TokenId first, size_t count) {
   return tokens;
 }
 
-TEST(BlockTokensTest, TokensMatchThemselvesOnly) {
-  BlockTokens blocks(3, 8);
-  const PrefixContent stored = ContentOf(Consecutive(100, 16));
-  blocks.Store(1, stored, 4, 8);
-  EXPECT_TRUE(blocks.Matches(1, stored, 4, 8));
-  EXPECT_FALSE(blocks.Matches(1, stored, 8, 12));
-  EXPECT_FALSE(blocks.Matches(1, stored, 4, 12));  // begins with the same tokens
-  EXPECT_FALSE(blocks.Matches(2, stored, 4, 8));
-  std::vector<TokenId> changed = Consecutive(100, 16);
-  changed[7] ^= 1 << 30;
-  EXPECT_FALSE(blocks.Matches(1, ContentOf(changed), 4, 8));
-  changed = Consecutive(100, 16);
-  changed[3] = changed[8] = 0;  // around it
-  EXPECT_TRUE(blocks.Matches(1, ContentOf(changed), 4, 8));
-}
-
-TEST(BlockTokensTest, ExtraKeysAreCompared) {
-  BlockTokens blocks(3, 4);
-  const PrefixContent plain = ContentOf(Consecutive(0, 8));
-  const PrefixContent salted = ContentOf(Consecutive(0, 8), "tenant");
-  const PrefixContent other = ContentOf(Consecutive(0, 8), "tenanT");
-  blocks.Store(1, plain, 0, 4);
-  EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
-  EXPECT_FALSE(blocks.Matches(1, salted, 0, 4));
-  blocks.Store(1, salted, 0, 4);
-  EXPECT_FALSE(blocks.Matches(1, plain, 0, 4));
-  EXPECT_TRUE(blocks.Matches(1, salted, 0, 4));
-  EXPECT_FALSE(blocks.Matches(1, other, 0, 4));
-  blocks.Store(1, plain, 0, 4);  // used again, without extra keys
-  EXPECT_TRUE(blocks.Matches(1, plain, 0, 4));
-}
-
 // V-10: what the hash covers is compared.
 TEST(BlockTokensTest, LookaheadTokensAndTheirExtraKeysAreCompared) {
   const auto hashing = std::make_shared<const PrefixHashing>(
@@ -146,13 +114,6 @@ TEST_F(ComparingPoolTest, RunEndsAtACollision) {
   EXPECT_EQ(pool_->FindCachedRun(cached_, 0, 1, 0, absl::MakeSpan(out)), 3);
   EXPECT_EQ(out, table_);
   EXPECT_EQ(pool_->FindCachedRun(colliding_, 0, 1, 0, absl::MakeSpan(out)), 1);
-}
-
-TEST_F(ComparingPoolTest, ReusedBlockIsComparedWithItsNewTokens) {
-  ASSERT_TRUE(pool_->EvictBlocks({table_[1]}).ok());
-  pool_->CacheFullBlocks(colliding_, table_, 1, 2, 4, 0);
-  EXPECT_EQ(pool_->FindCached(colliding_, 1, 1, 0), table_[1]);
-  EXPECT_EQ(pool_->FindCached(cached_, 1, 1, 0), kNullBlockId);
 }
 
 TEST(ComparingPoolCreateTest, ImpossibleBlockSizeIsRefused) {

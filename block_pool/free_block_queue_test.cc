@@ -13,7 +13,6 @@
 namespace kvblocks {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 class FreeBlockQueueTest : public testing::Test {
@@ -27,16 +26,6 @@ class FreeBlockQueueTest : public testing::Test {
   BlockRecords records_{kNumBlocks};
   FreeBlockQueue queue_{&records_};
 };
-
-TEST_F(FreeBlockQueueTest, TouchedBlockLeavesTheMiddle) {
-  Fill({1, 2, 3});
-  queue_.Unlink(2);
-  EXPECT_THAT(queue_.Walk(), ElementsAre(1, 3));
-  queue_.Unlink(1);
-  queue_.Unlink(3);
-  EXPECT_TRUE(queue_.empty());
-  EXPECT_TRUE(queue_.CheckInvariants().ok());
-}
 
 TEST_F(FreeBlockQueueTest, BrokenLinksAreNamed) {
   Fill({1, 2, 3});
@@ -63,22 +52,11 @@ TEST(HugePageAllocatorTest, ArraysOfAllSizesAreAlignedAndUsable) {
   }
 }
 
-TEST(HugePageAllocatorTest, EmptyArraysAreFine) {
-  std::vector<int, HugePageAllocator<int>> none;
-  none.shrink_to_fit();
-  EXPECT_TRUE(none.empty());
-}
-
 TEST(KvEventTest, ReasonsHaveNames) {
   EXPECT_EQ(RemovalReasonName(RemovalReason::kReused), "reused");
   EXPECT_EQ(RemovalReasonName(RemovalReason::kEvicted), "evicted");
   EXPECT_EQ(RemovalReasonName(RemovalReason::kReplaced), "replaced");
   EXPECT_EQ(RemovalReasonName(static_cast<RemovalReason>(99)), "unknown");
-}
-
-TEST(KvEventTest, MediumIsTheGpuUnlessSaidOtherwise) {
-  EXPECT_EQ(BlockStored().medium, "GPU");
-  EXPECT_EQ(BlockRemoved().medium, "GPU");
 }
 
 }  // namespace

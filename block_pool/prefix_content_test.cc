@@ -71,91 +71,6 @@ TEST(PrefixContentTest, WithoutHashingTokensAreKeptAndNothingIsHashed) {
   EXPECT_THAT(Refused(content->HashOfBlockAt(0, 4)), HasSubstr("hash block size 0"));
 }
 
-// Any way of growing gives the hashes of a fresh content, whatever colours the tokens.
-TEST(PrefixContentTest, GrowthInAnyStepsGivesTheSameHashes) {
-  std::mt19937_64 random(3);
-  for (int round = 0; round < 300; ++round) {
-    PrefixContent::Options options;
-    options.token_ids = Tokens(random() % 60);
-    if (random() % 2) options.lora_name = "adapter";
-    if (random() % 2) options.cache_salt = "salt";
-    if (random() % 2) {
-      options.embedding_digest = [](int64_t begin, int64_t end) {
-        return begin < 16 ? std::to_string(begin) + "-" + std::to_string(end) : std::string();
-      };
-    }
-    for (int64_t at = 0; at < 60;) {
-      at += static_cast<int64_t>(random() % 9);
-      const int64_t length = 1 + static_cast<int64_t>(random() % 9);
-      options.features.push_back({"image" + std::to_string(random() % 3), at, length});
-      at += length;
-    }
-    if (!options.lora_name.empty() && random() % 2) options.lora_path = "/adapters/1";
-    const int64_t block = 1 + static_cast<int64_t>(random() % 8);
-    const auto lookahead = static_cast<int64_t>(random() % 4);
-    const PrefixContent fresh = Hashed(options, block, lookahead);
-    PrefixContent::Options start = options;
-    start.token_ids.resize(random() % (options.token_ids.size() + 1));
-    PrefixContent grown = Hashed(start, block, lookahead);
-    while (grown.num_tokens() < fresh.num_tokens()) {
-      const auto at = static_cast<size_t>(grown.num_tokens());
-      const size_t step =
-          std::min<size_t>(1 + random() % 12, static_cast<size_t>(fresh.num_tokens()) - at);
-      ASSERT_TRUE(
-          grown.AppendTokens(absl::MakeConstSpan(fresh.token_ids()).subspan(at, step)).ok());
-    }
-    ASSERT_EQ(Hashes(grown), Hashes(fresh));
-    ASSERT_EQ(grown.token_ids(), fresh.token_ids());
-  }
-}
-
-TEST(PrefixContentTest, WhateverDiffersColoursAllLaterBlocks) {
-  const auto base = [] {
-    return PrefixContent::Options{.token_ids = Tokens(16), .features = {{"cat", 5, 2}}};
-  };
-  const PrefixContent reference = Hashed(base());
-  const auto first_difference = [&](const PrefixContent::Options& options) {
-    const PrefixContent other = Hashed(options);
-    size_t block = 0;
-    while (block < 4 && other.hashes()[block] == reference.hashes()[block]) ++block;
-    for (size_t i = block; i < 4; ++i) EXPECT_FALSE(other.hashes()[i] == reference.hashes()[i]);
-    return block;
-  };
-  EXPECT_EQ(first_difference(base()), 4u);
-  auto options = base();
-  options.lora_name = "adapter";
-  EXPECT_EQ(first_difference(options), 0u);
-  options.lora_path = "/adapters/1";
-  const PrefixContent with_path = Hashed(options);
-  options.lora_path = "/adapters/2";  // V-52: no longer the same adapter
-  EXPECT_FALSE(Hashed(options).hashes()[0] == with_path.hashes()[0]);
-  EXPECT_EQ(first_difference(options), 0u);
-  options = base();
-  options.cache_salt = "salt";
-  EXPECT_EQ(first_difference(options), 0u);
-  options = base();
-  options.features[0].identifier = "dog";
-  EXPECT_EQ(first_difference(options), 1u);
-  options = base();
-  options.features[0].offset = 4;  // the same image, one token earlier
-  EXPECT_EQ(first_difference(options), 1u);
-  options = base();
-  options.features.push_back({"cat", 15, 40});
-  EXPECT_EQ(first_difference(options), 3u);
-  options = base();
-  options.token_ids[9] = -1;
-  EXPECT_EQ(first_difference(options), 2u);
-  options = base();
-  options.embedding_digest = [](int64_t begin, int64_t) {
-    return begin == 8 ? std::string("rows") : std::string();
-  };
-  EXPECT_EQ(first_difference(options), 2u);
-  options = base();
-  options.lora_id = 7;  // reported in events, no part of the content
-  options.session_id = "session";
-  EXPECT_EQ(first_difference(options), 4u);
-}
-
 TEST(PrefixContentTest, LookaheadTokensAndTheirExtraKeysAreHashed) {
   const auto hash_of_first = [](std::vector<TokenId> tokens, PrefixContent::Options options) {
     options.token_ids = std::move(tokens);
@@ -213,13 +128,6 @@ TEST(PrefixContentTest, ExtraKeysComeInOrderAndOnlyWhereTheyBelong) {
   EXPECT_THAT(content.ExtraKeysOf(4, 8),
               ElementsAre(ExtraKey{Kind::kLora, "adapter"}, ExtraKey{Kind::kMultimodal, "b", -1}));
   EXPECT_THAT(content.ExtraKeysOf(8, 12), ElementsAre(ExtraKey{Kind::kLora, "adapter"}));
-}
-
-TEST(PrefixContentTest, FeatureEdgesAreHalfOpen) {
-  const PrefixContent content = Hashed({.token_ids = Tokens(12), .features = {{"a", 4, 4}}});
-  EXPECT_THAT(content.ExtraKeysOf(0, 4), IsEmpty());
-  EXPECT_EQ(content.ExtraKeysOf(4, 8).size(), 1u);
-  EXPECT_THAT(content.ExtraKeysOf(8, 12), IsEmpty());
 }
 
 TEST(PrefixContentTest, BlocksThatDoNotExistAreRefused) {
@@ -353,13 +261,6 @@ TEST(VllmBlockHashTest, RootIsThatOfVllmUnlessSeeded) {
   EXPECT_NE(BlockHasher(HashAlgorithm::kSha256Cbor, "").root().ToHex(), kRoot);
 }
 
-// V-51.
-TEST(VllmBlockHashTest, ChainOfPlainTokens) {
-  EXPECT_THAT(HexHashes({.token_ids = Tokens(11)}),
-              ElementsAre("c49ab11fb576db6f376aef58c24f728a0ba1807e8cac5f940f1a5c4c20741898",
-                          "9d0a7c928c548f9aeea31ae98471cf515045a206851732ac14cb3083c18d40f9"));
-}
-
 // V-52.
 TEST(VllmBlockHashTest, TaggedExtraKeys) {
   EXPECT_THAT(
@@ -374,25 +275,6 @@ TEST(VllmBlockHashTest, TaggedExtraKeys) {
   EXPECT_EQ(hex({{Kind::kLora, "L"}}), "8183646c6f7261614c60");  // no path: an empty one
   EXPECT_EQ(hex({{Kind::kMultimodal, "i", -2}, {Kind::kPromptEmbedding, "\xff"}}),
             "8283626d6d616921826d70726f6d70745f656d6265647341ff");
-}
-
-// V-10: the hash covers the tokens after the block, and needs them.
-TEST(VllmBlockHashTest, LookingAhead) {
-  EXPECT_THAT(HexHashes({.token_ids = Tokens(9)}, 1),
-              ElementsAre("f67434700ed135cf703562ef91c0821b52829b009be3e279122aa41d085ed1c6",
-                          "b8f9f5097d94df797fc2007ab9f7c19bb8a0b4517dd5248daa0bc2bae551e617"));
-  EXPECT_THAT(HexHashes({.token_ids = Tokens(9)}, 3),
-              ElementsAre("e504ef825bfa252d0756ab72bee31dd220feebb6c8b08fad0c1357c1e0d9fb0e"));
-}
-
-// 16 bytes, in the order that xxHash calls canonical; from the real xxhash_cbor.
-TEST(VllmBlockHashTest, Xxh3HashesAreCanonicalBytes) {
-  const BlockHasher hasher(HashAlgorithm::kXxh3_128Cbor, "0");
-  EXPECT_EQ(absl::BytesToHexString(hasher.ToBytes(hasher.root())),
-            "1ebe36576dcb573f26b99533a20aaeca");
-  const BlockHash hash = hasher.Hash(hasher.root(), Tokens(4), std::nullopt);
-  EXPECT_EQ(absl::BytesToHexString(hasher.ToBytes(hash)), "c20df5f86688b63f4cb5a744053f0b61");
-  EXPECT_EQ(hasher.ToUint64(hash), 0x4cb5a744053f0b61u);
 }
 
 }  // namespace

@@ -13,9 +13,7 @@
 namespace kvblocks {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 
 BlockHash HashOfWord(uint64_t n) { return {{n, ~n, n * 3, n * 7}}; }
 
@@ -28,50 +26,6 @@ TEST(PrefixHashTableDeathTest, SecondKeyOfABlockStopsTheProcess) {
   PrefixHashTable table(&records);
   ASSERT_TRUE(table.Insert(HashOfWord(1), 0, 1));
   EXPECT_DEATH(table.Insert(HashOfWord(2), 0, 1), "block 1 already has the key");
-}
-
-// Rings of 1 to 5 blocks with one key, emptied in every order.
-TEST(PrefixHashTableTest, DuplicatesLeaveInAnyOrder) {
-  for (int size = 1; size <= 5; ++size) {
-    std::vector<BlockId> order;
-    for (BlockId id = 1; id <= size; ++id) order.push_back(id);
-    do {
-      BlockRecords records(8);
-      PrefixHashTable table(&records);
-      std::vector<BlockId> left;
-      for (BlockId id = 1; id <= size; ++id) {
-        ASSERT_TRUE(table.Insert(HashOfWord(1), 0, id));
-        left.push_back(id);
-      }
-      ASSERT_TRUE(table.Insert(HashOfWord(2), 0, 7));
-      for (BlockId id : order) {
-        ASSERT_EQ(table.FindAll(HashOfWord(1), 0), left);
-        ASSERT_EQ(table.Find(HashOfWord(1), 0), left.front());
-        ASSERT_TRUE(table.Erase(HashOfWord(1), 0, id));
-        std::erase(left, id);
-        ASSERT_EQ(table.num_keys(), left.empty() ? 1 : 2);
-        ASSERT_EQ(table.num_blocks(), static_cast<int32_t>(left.size()) + 1);
-        ASSERT_EQ(Problem(table), "");
-      }
-      ASSERT_THAT(table.FindAll(HashOfWord(1), 0), IsEmpty());
-      ASSERT_EQ(table.Find(HashOfWord(2), 0), 7);
-    } while (std::next_permutation(order.begin(), order.end()));
-  }
-}
-
-TEST(PrefixHashTableTest, ClearForgetsKeysAndDuplicates) {
-  BlockRecords records(6);
-  PrefixHashTable table(&records);
-  for (BlockId id : {1, 2, 3}) ASSERT_TRUE(table.Insert(HashOfWord(1), 0, id));
-  ASSERT_TRUE(table.Insert(HashOfWord(2), 1, 4));
-  table.Clear();
-  EXPECT_EQ(table.num_keys(), 0);
-  EXPECT_EQ(table.num_blocks(), 0);
-  EXPECT_EQ(table.Find(HashOfWord(1), 0), kNullBlockId);
-  EXPECT_FALSE(records[2].has_duplicates);
-  EXPECT_EQ(Problem(table), "");
-  EXPECT_TRUE(table.Insert(HashOfWord(1), 0, 3));
-  EXPECT_THAT(table.FindAll(HashOfWord(1), 0), ElementsAre(3));
 }
 
 // Buckets that just hold all blocks, so that most keys stand far from home and every bucket has

@@ -1,5 +1,6 @@
 #include "c/error.h"
 
+#include <iterator>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -40,9 +41,11 @@ kvb_status Fail(const absl::Status& status) noexcept {
               std::string_view(status.message().data(), status.message().size()));
 }
 
-kvb_status FailNull(const char* function, const char* argument) noexcept {
+kvb_status FailNull(const char* function, std::string_view arguments, size_t index) noexcept {
   return Guard([&] {
-    return Fail(KVB_INVALID_ARGUMENT, absl::StrCat(function, ": ", argument, " is NULL"));
+    for (; index > 0; --index) arguments.remove_prefix(arguments.find(", ") + 2);
+    const std::string name(arguments.substr(0, arguments.find(", ")));
+    return Fail(KVB_INVALID_ARGUMENT, absl::StrCat(function, ": ", name, " is NULL"));
   });
 }
 
@@ -53,23 +56,11 @@ extern "C" {
 const char* kvb_last_error(void) { return kvblocks::c::last_error; }
 
 const char* kvb_status_name(int32_t status) {
-  switch (status) {
-    case KVB_OK:
-      return "KVB_OK";
-    case KVB_NO_SPACE:
-      return "KVB_NO_SPACE";
-    case KVB_IN_USE:
-      return "KVB_IN_USE";
-    case KVB_INVALID_ARGUMENT:
-      return "KVB_INVALID_ARGUMENT";
-    case KVB_NOT_FOUND:
-      return "KVB_NOT_FOUND";
-    case KVB_OUT_OF_MEMORY:
-      return "KVB_OUT_OF_MEMORY";
-    case KVB_INTERNAL:
-      return "KVB_INTERNAL";
-  }
-  return "unknown kvb_status";
+  constexpr const char* kNames[] = {
+      "KVB_OK",        "KVB_NO_SPACE",      "KVB_IN_USE",  "KVB_INVALID_ARGUMENT",
+      "KVB_NOT_FOUND", "KVB_OUT_OF_MEMORY", "KVB_INTERNAL"};
+  static_assert(std::size(kNames) == KVB_INTERNAL + 1);
+  return status >= KVB_OK && status <= KVB_INTERNAL ? kNames[status] : "unknown kvb_status";
 }
 
 }  // extern "C"

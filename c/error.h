@@ -5,6 +5,7 @@
 #define KVBLOCKS_C_ERROR_H_
 
 #include <exception>
+#include <initializer_list>
 #include <new>
 #include <string_view>
 
@@ -17,7 +18,8 @@ namespace kvblocks::c {
 kvb_status Fail(kvb_status status, std::string_view text) noexcept;
 // KVB_OK for an OK status.
 kvb_status Fail(const absl::Status& status) noexcept;
-kvb_status FailNull(const char* function, const char* argument) noexcept;
+// Of a list of arguments as it stands in the source, "request, blocks", that at `index` is NULL.
+kvb_status FailNull(const char* function, std::string_view arguments, size_t index = 0) noexcept;
 
 // What `body` returns, or the status of the exception that it throws. Only the standard library
 // throws below this interface, and in practice only for want of memory.
@@ -34,10 +36,22 @@ template <typename Body>
   }
 }
 
+[[gnu::always_inline]] inline kvb_status RequireAll(
+    const char* function, const char* names,
+    std::initializer_list<const void*> arguments) noexcept {
+  for (const void* const& argument : arguments) {
+    if (argument == nullptr) [[unlikely]]
+      return FailNull(function, names, static_cast<size_t>(&argument - arguments.begin()));
+  }
+  return KVB_OK;
+}
+
 }  // namespace kvblocks::c
 
-// Returns KVB_INVALID_ARGUMENT from a function whose argument is NULL.
-#define KVB_REQUIRE(argument) \
-  if ((argument) == nullptr) return ::kvblocks::c::FailNull(__func__, #argument)
+// Returns KVB_INVALID_ARGUMENT from a function one of whose arguments is NULL.
+#define KVB_REQUIRE(...)                                                                         \
+  if (const kvb_status given = ::kvblocks::c::RequireAll(__func__, #__VA_ARGS__, {__VA_ARGS__}); \
+      given != KVB_OK)                                                                           \
+  return given
 
 #endif  // KVBLOCKS_C_ERROR_H_

@@ -99,8 +99,7 @@ using namespace kvblocks::c;  // NOLINT
 extern "C" {
 
 kvb_status kvb_manager_take_events(kvb_manager* manager, kvb_events** events) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(events);
+  KVB_REQUIRE(manager, events);
   *events = nullptr;
   return Guard([&] {
     auto batch = std::make_unique<kvb_events>();  // before anything is taken
@@ -117,8 +116,7 @@ size_t kvb_events_count(const kvb_events* events) {
 }
 
 kvb_status kvb_events_get(const kvb_events* events, size_t index, kvb_event* event) {
-  KVB_REQUIRE(events);
-  KVB_REQUIRE(event);
+  KVB_REQUIRE(events, event);
   return Guard([&] {
     if (index >= events->events.size()) {
       return NoEvent("kvb_events_get", index, events->events.size());
@@ -130,8 +128,7 @@ kvb_status kvb_events_get(const kvb_events* events, size_t index, kvb_event* eve
 
 kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t index, size_t block,
                                     size_t key, kvb_extra_key* extra_key) {
-  KVB_REQUIRE(events);
-  KVB_REQUIRE(extra_key);
+  KVB_REQUIRE(events, extra_key);
   return Guard([&] {
     if (index >= events->events.size()) {
       return NoEvent("kvb_events_get_extra_key", index, events->events.size());
@@ -157,9 +154,7 @@ kvb_status kvb_events_get_extra_key(const kvb_events* events, size_t index, size
 
 kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t index, size_t block,
                                            const int32_t** token_ids, size_t* num_tokens) {
-  KVB_REQUIRE(events);
-  KVB_REQUIRE(token_ids);
-  KVB_REQUIRE(num_tokens);
+  KVB_REQUIRE(events, token_ids, num_tokens);
   *token_ids = nullptr;
   *num_tokens = 0;
   return Guard([&] {
@@ -183,10 +178,7 @@ kvb_status kvb_events_get_lookahead_tokens(const kvb_events* events, size_t inde
 
 kvb_status kvb_events_encode(const kvb_events* events, const kvb_wire_batch* batch, char** bytes,
                              size_t* size) {
-  KVB_REQUIRE(events);
-  KVB_REQUIRE(batch);
-  KVB_REQUIRE(bytes);
-  KVB_REQUIRE(size);
+  KVB_REQUIRE(events, batch, bytes, size);
   *bytes = nullptr;
   *size = 0;
   return Guard([&] {
@@ -216,8 +208,7 @@ kvb_status kvb_events_encode(const kvb_events* events, const kvb_wire_batch* bat
 
 kvb_status kvb_events_decode(const char* bytes, size_t size, kvb_wire_batch* batch,
                              kvb_events** events) {
-  KVB_REQUIRE(bytes);
-  KVB_REQUIRE(events);
+  KVB_REQUIRE(bytes, events);
   *events = nullptr;
   return Guard([&] {
     absl::StatusOr<events::EventBatch> decoded = events::DecodeEvents({bytes, size});
@@ -258,8 +249,7 @@ kvb_status kvb_block_index_create(kvb_block_index** index) {
 void kvb_block_index_destroy(kvb_block_index* index) { delete index; }
 
 kvb_status kvb_block_index_add_holder(kvb_block_index* index, int32_t* holder) {
-  KVB_REQUIRE(index);
-  KVB_REQUIRE(holder);
+  KVB_REQUIRE(index, holder);
   return Guard([&] {
     *holder = index->index.AddHolder("");
     return KVB_OK;
@@ -267,8 +257,7 @@ kvb_status kvb_block_index_add_holder(kvb_block_index* index, int32_t* holder) {
 }
 
 kvb_status kvb_block_index_apply(kvb_block_index* index, int32_t holder, const kvb_events* events) {
-  KVB_REQUIRE(index);
-  KVB_REQUIRE(events);
+  KVB_REQUIRE(index, events);
   return Guard([&] {
     if (!index->Has(holder)) return index->NoHolder("kvb_block_index_apply", holder);
     index->index.Apply(holder, events->events);
@@ -288,11 +277,9 @@ kvb_status kvb_block_index_forget(kvb_block_index* index, int32_t holder) {
 kvb_status kvb_block_index_find_prefix(const kvb_block_index* index, const kvb_hash* hashes,
                                        size_t num_hashes, int32_t group, int32_t* holders,
                                        int64_t* num_blocks, size_t capacity, size_t* count) {
-  KVB_REQUIRE(index);
-  KVB_REQUIRE(count);
+  KVB_REQUIRE(index, count);
   if (num_hashes > 0) KVB_REQUIRE(hashes);
-  if (capacity > 0) KVB_REQUIRE(holders);
-  if (capacity > 0) KVB_REQUIRE(num_blocks);
+  if (capacity > 0) KVB_REQUIRE(holders, num_blocks);
   *count = 0;
   return Guard([&] {
     std::vector<BlockHash> chain(num_hashes);

@@ -33,12 +33,6 @@ char* NewString(std::string_view text) {
 
 namespace {
 
-// A list of block ids that a caller hands in.
-kvb_status CheckList(const void* items, size_t count, const char* function, const char* name) {
-  if (items != nullptr || count == 0) return KVB_OK;
-  return FailNull(function, name);
-}
-
 absl::Span<const BlockId> Ids(const int32_t* blocks, size_t num_blocks) {
   return {blocks, num_blocks};
 }
@@ -57,8 +51,7 @@ void kvb_string_free(char* text) { std::free(text); }
 
 kvb_status kvb_manager_create(const char* config, size_t config_size, int32_t format,
                               kvb_manager** manager) {
-  KVB_REQUIRE(config);
-  KVB_REQUIRE(manager);
+  KVB_REQUIRE(config, manager);
   *manager = nullptr;
   return Guard([&] {
     if (format != KVB_FORMAT_TEXT && format != KVB_FORMAT_JSON) {
@@ -81,8 +74,7 @@ void kvb_manager_destroy(kvb_manager* manager) {
 }
 
 kvb_status kvb_manager_get_info(const kvb_manager* manager, kvb_manager_info* info) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(info);
+  KVB_REQUIRE(manager, info);
   return Guard([&] {
     const KvCacheManager& m = *manager->manager;
     const kvb_manager_info value = {.struct_size = sizeof(value),
@@ -99,8 +91,7 @@ kvb_status kvb_manager_get_info(const kvb_manager* manager, kvb_manager_info* in
 }
 
 kvb_status kvb_manager_get_group(const kvb_manager* manager, int32_t group, kvb_group_info* info) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(info);
+  KVB_REQUIRE(manager, info);
   return Guard([&] {
     const KvCacheConfig& config = manager->manager->config();
     if (group < 0 || static_cast<size_t>(group) >= config.groups.size()) {
@@ -122,8 +113,7 @@ kvb_status kvb_manager_get_group(const kvb_manager* manager, int32_t group, kvb_
 }
 
 kvb_status kvb_manager_get_pool_stats(const kvb_manager* manager, kvb_pool_stats* stats) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(stats);
+  KVB_REQUIRE(manager, stats);
   return Guard([&] {
     const BlockPool& pool = manager->manager->pool();
     const kvb_pool_stats value = {
@@ -141,8 +131,7 @@ kvb_status kvb_manager_get_pool_stats(const kvb_manager* manager, kvb_pool_stats
 }
 
 kvb_status kvb_manager_take_prefix_stats(kvb_manager* manager, kvb_prefix_stats* stats) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(stats);
+  KVB_REQUIRE(manager, stats);
   return Guard([&] {
     // Checked first, because taking zeroes the counters.
     if (kvb_status status =
@@ -194,33 +183,25 @@ kvb_status kvb_manager_reset_prefix_cache(kvb_manager* manager) {
 kvb_status kvb_manager_evict_blocks(kvb_manager* manager, const int32_t* blocks,
                                     size_t num_blocks) {
   KVB_REQUIRE(manager);
-  if (kvb_status status = CheckList(blocks, num_blocks, __func__, "blocks"); status != KVB_OK) {
-    return status;
-  }
+  if (num_blocks > 0) KVB_REQUIRE(blocks);
   return Guard([&] { return Fail(manager->manager->EvictBlocks(Ids(blocks, num_blocks))); });
 }
 
 kvb_status kvb_manager_pin_blocks(kvb_manager* manager, const int32_t* blocks, size_t num_blocks) {
   KVB_REQUIRE(manager);
-  if (kvb_status status = CheckList(blocks, num_blocks, __func__, "blocks"); status != KVB_OK) {
-    return status;
-  }
+  if (num_blocks > 0) KVB_REQUIRE(blocks);
   return Guard([&] { return Fail(manager->manager->PinBlocks(Ids(blocks, num_blocks))); });
 }
 
 kvb_status kvb_manager_free_blocks(kvb_manager* manager, const int32_t* blocks, size_t num_blocks) {
   KVB_REQUIRE(manager);
-  if (kvb_status status = CheckList(blocks, num_blocks, __func__, "blocks"); status != KVB_OK) {
-    return status;
-  }
+  if (num_blocks > 0) KVB_REQUIRE(blocks);
   return Guard([&] { return Fail(manager->manager->FreeBlocks(Ids(blocks, num_blocks))); });
 }
 
 kvb_status kvb_manager_take_copies(kvb_manager* manager, const kvb_block_copy** copies,
                                    size_t* num_copies) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(copies);
-  KVB_REQUIRE(num_copies);
+  KVB_REQUIRE(manager, copies, num_copies);
   return Guard([&] {
     manager->copies.clear();
     for (const BlockCopy& copy : manager->manager->TakeBlockCopies()) {
@@ -236,9 +217,7 @@ kvb_status kvb_manager_take_copies(kvb_manager* manager, const kvb_block_copy** 
 kvb_status kvb_manager_release_copies(kvb_manager* manager, const kvb_block_copy* copies,
                                       size_t num_copies) {
   KVB_REQUIRE(manager);
-  if (kvb_status status = CheckList(copies, num_copies, __func__, "copies"); status != KVB_OK) {
-    return status;
-  }
+  if (num_copies > 0) KVB_REQUIRE(copies);
   return Guard([&] {
     std::vector<BlockCopy> made;
     for (size_t i = 0; i < num_copies; ++i) {
@@ -251,9 +230,7 @@ kvb_status kvb_manager_release_copies(kvb_manager* manager, const kvb_block_copy
 
 kvb_status kvb_manager_take_new_blocks(kvb_manager* manager, const int32_t** blocks,
                                        size_t* num_blocks) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(blocks);
-  KVB_REQUIRE(num_blocks);
+  KVB_REQUIRE(manager, blocks, num_blocks);
   return Guard([&] {
     manager->new_blocks = manager->manager->TakeNewBlockIds();
     *blocks = manager->new_blocks.data();
@@ -272,8 +249,7 @@ kvb_status kvb_manager_check_invariants(const kvb_manager* manager) {
 }
 
 kvb_status kvb_manager_get_block(const kvb_manager* manager, int32_t block, kvb_block_info* info) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(info);
+  KVB_REQUIRE(manager, info);
   return Guard([&] {
     const BlockPool& pool = manager->manager->pool();
     if (block < 0 || block >= pool.num_blocks()) {
@@ -291,9 +267,7 @@ kvb_status kvb_manager_get_block(const kvb_manager* manager, int32_t block, kvb_
 
 kvb_status kvb_manager_get_free_list(kvb_manager* manager, const int32_t** blocks,
                                      size_t* num_blocks) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(blocks);
-  KVB_REQUIRE(num_blocks);
+  KVB_REQUIRE(manager, blocks, num_blocks);
   return Guard([&] {
     manager->free_list = manager->manager->pool().WalkFree();
     *blocks = manager->free_list.data();

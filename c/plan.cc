@@ -180,8 +180,7 @@ using namespace kvblocks::c;  // NOLINT: the file is the C interface
 
 extern "C" kvb_status kvb_plan_json(const char* options, size_t options_size, const char* hf_config,
                                     size_t hf_config_size, char** json) {
-  KVB_REQUIRE(options);
-  KVB_REQUIRE(json);
+  KVB_REQUIRE(options, json);
   *json = nullptr;
   return Guard([&] {
     std::optional<std::string_view> model_text;

@@ -109,9 +109,7 @@ extern "C" {
 
 kvb_status kvb_request_create(kvb_manager* manager, const kvb_request_options* options,
                               kvb_request** request) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(options);
-  KVB_REQUIRE(request);
+  KVB_REQUIRE(manager, options, request);
   *request = nullptr;
   return Guard([&] {
     kvb_request_options o;
@@ -142,8 +140,7 @@ kvb_status kvb_request_create(kvb_manager* manager, const kvb_request_options* o
 kvb_status kvb_request_create_from_hashes(kvb_manager* manager, const char* id, int64_t num_tokens,
                                           const kvb_hash* hashes, size_t num_hashes,
                                           kvb_request** request) {
-  KVB_REQUIRE(manager);
-  KVB_REQUIRE(request);
+  KVB_REQUIRE(manager, request);
   *request = nullptr;
   return Guard([&] {
     std::vector<BlockHash> list;
@@ -165,8 +162,7 @@ void kvb_request_destroy(kvb_request* request) {
 }
 
 kvb_status kvb_request_get_info(const kvb_request* request, kvb_request_info* info) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(info);
+  KVB_REQUIRE(request, info);
   return Guard([&] {
     const Request& r = *request->request;
     const kvb_request_info value = {
@@ -188,7 +184,7 @@ kvb_status kvb_request_get_info(const kvb_request* request, kvb_request_info* in
 kvb_status kvb_request_append_tokens(kvb_request* request, const int32_t* token_ids,
                                      size_t num_tokens) {
   KVB_REQUIRE(request);
-  if (token_ids == nullptr && num_tokens > 0) return FailNull(__func__, "token_ids");
+  if (num_tokens > 0) KVB_REQUIRE(token_ids);
   return Guard([&] { return Fail(request->request->AppendOutputTokens({token_ids, num_tokens})); });
 }
 
@@ -243,8 +239,7 @@ kvb_status kvb_request_set_shared_prefix_boundary(kvb_request* request, int64_t 
 // --- The step ---
 
 kvb_status kvb_request_lookup(kvb_request* request, int64_t* num_hit_tokens) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(num_hit_tokens);
+  KVB_REQUIRE(request, num_hit_tokens);
   return Guard([&] {
     const absl::Status status =
         request->manager().GetComputedBlocks(*request->request, request->hits);
@@ -266,9 +261,7 @@ kvb_status kvb_request_truncate_hits(kvb_request* request, int64_t num_tokens) {
 
 kvb_status kvb_request_get_hits(const kvb_request* request, int32_t group, const int32_t** blocks,
                                 size_t* num_blocks) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(blocks);
-  KVB_REQUIRE(num_blocks);
+  KVB_REQUIRE(request, blocks, num_blocks);
   if (kvb_status status = CheckGroup(*request, group, __func__); status != KVB_OK) return status;
   const bool was_looked_up = request->hits.num_groups() > 0;
   HandOut(was_looked_up ? request->hits.blocks(group) : absl::Span<const BlockId>(), blocks,
@@ -277,17 +270,14 @@ kvb_status kvb_request_get_hits(const kvb_request* request, int32_t group, const
 }
 
 kvb_status kvb_request_allocate(kvb_request* request, const kvb_allocation* allocation) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(allocation);
+  KVB_REQUIRE(request, allocation);
   if (allocation->struct_size == sizeof(*allocation)) return Allocate(*request, *allocation);
   return AllocateOtherSize(*request, allocation);
 }
 
 kvb_status kvb_request_get_blocks(const kvb_request* request, int32_t group, const int32_t** blocks,
                                   size_t* num_blocks) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(blocks);
-  KVB_REQUIRE(num_blocks);
+  KVB_REQUIRE(request, blocks, num_blocks);
   if (kvb_status status = CheckGroup(*request, group, __func__); status != KVB_OK) return status;
   HandOut(request->manager().GetBlocks(*request->request, group), blocks, num_blocks);
   return KVB_OK;
@@ -295,9 +285,7 @@ kvb_status kvb_request_get_blocks(const kvb_request* request, int32_t group, con
 
 kvb_status kvb_request_get_new_blocks(const kvb_request* request, int32_t group,
                                       const int32_t** blocks, size_t* num_blocks) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(blocks);
-  KVB_REQUIRE(num_blocks);
+  KVB_REQUIRE(request, blocks, num_blocks);
   if (kvb_status status = CheckGroup(*request, group, __func__); status != KVB_OK) return status;
   const bool is_valid = request->new_blocks.num_groups() > 0;
   HandOut(is_valid ? request->new_blocks.blocks(group) : absl::Span<const BlockId>(), blocks,
@@ -321,9 +309,7 @@ kvb_status kvb_request_preempt(kvb_request* request) {
 
 kvb_status kvb_request_pop_blocks(kvb_request* request, const int32_t** blocks,
                                   size_t* num_blocks) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(blocks);
-  KVB_REQUIRE(num_blocks);
+  KVB_REQUIRE(request, blocks, num_blocks);
   return Guard([&] {
     request->new_blocks = NewBlocks({});
     auto popped = request->manager().PopBlocksForFree(*request->request);
@@ -349,8 +335,7 @@ kvb_status kvb_request_remove_skipped_blocks(kvb_request* request, int64_t num_t
 
 kvb_status kvb_request_get_num_common_prefix_blocks(const kvb_request* request, int64_t* counts,
                                                     size_t num_groups) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(counts);
+  KVB_REQUIRE(request, counts);
   return Guard([&] {
     const std::vector<int64_t> common =
         request->manager().GetNumCommonPrefixBlocks(*request->request);
@@ -366,8 +351,7 @@ kvb_status kvb_request_get_num_common_prefix_blocks(const kvb_request* request, 
 
 kvb_status kvb_request_get_block_hash(const kvb_request* request, int32_t group, int64_t block,
                                       kvb_hash* hash) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(hash);
+  KVB_REQUIRE(request, hash);
   if (group != -1) {
     if (kvb_status status = CheckGroup(*request, group, __func__); status != KVB_OK) return status;
   }
@@ -389,8 +373,7 @@ kvb_status kvb_request_get_block_hash(const kvb_request* request, int32_t group,
 }
 
 kvb_status kvb_request_explain_json(const kvb_request* request, char** json) {
-  KVB_REQUIRE(request);
-  KVB_REQUIRE(json);
+  KVB_REQUIRE(request, json);
   *json = nullptr;
   return Guard([&] {
     const auto why = ExplainLookup(request->manager(), *request->request);

@@ -43,20 +43,6 @@ TEST(BlockIndexTest, FindsWhoHoldsMostOfAPrefix) {
   EXPECT_EQ(index.num_keys(), 4);
 }
 
-TEST(BlockIndexTest, AKeyIsHeldUntilItsLastBlockIsGone) {  // BM-50
-  BlockIndex index;
-  const HolderId a = index.AddHolder("a");
-  index.Apply(a, {Stored({7}), Stored({7}), Removed(7)});
-  ASSERT_EQ(index.Holders({Named(7), 0}).size(), 1u);
-  EXPECT_EQ(index.Holders({Named(7), 0})[0].num_blocks, 1);
-  index.Apply(a, {Removed(7)});
-  EXPECT_TRUE(index.Holders({Named(7), 0}).empty());
-  EXPECT_EQ(index.num_keys(), 0);
-  index.Apply(a, {Removed(7)});
-  EXPECT_EQ(index.holder(a).num_unknown_removals, 1);
-  EXPECT_EQ(index.holder(a).num_blocks, 0);
-}
-
 TEST(BlockIndexTest, ClearingAndForgettingConcernOneHolder) {  // BM-51
   BlockIndex index;
   const HolderId a = index.AddHolder("a"), b = index.AddHolder("b");

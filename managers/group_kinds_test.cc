@@ -21,7 +21,6 @@
 namespace kvblocks {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 KvCacheConfig FullAnd(const KvCacheSpec& other) {
@@ -96,34 +95,6 @@ TEST(NewKindsTest, SomeGroupMustBeCacheable) {
       KvCacheManager::Create(config, {.max_model_len = kMost, .enable_caching = false}).ok());
 }
 
-// Windows over the output alone (BM-116): the prompt stays, and of the output the last w tokens.
-
-KvCacheSpec OutputWindow(int64_t block_size, int64_t window) {
-  return FullAttentionSpec::Create({.block_size = block_size,
-                                    .num_kv_heads = 1,
-                                    .head_size = 8,
-                                    .output_window = window})
-      .value();
-}
-
-void Decode(KvCacheManager& manager, Request& request, int64_t num_tokens) {
-  for (int64_t i = 0; i < num_tokens; ++i) {
-    ASSERT_TRUE(
-        request.AppendOutputTokens({static_cast<TokenId>(1'000 + request.num_tokens())}).ok());
-    ASSERT_TRUE(Step(manager, request, 1));
-  }
-}
-
-TEST(OutputWindowTest, TokensThatMayBeComputedAgainAreKeptToo) {
-  const auto manager = Manager(30, {OutputWindow(4, 6)}, {.prefill_lookahead_tokens = 3});
-  const auto request = NewRequest(*manager, Tokens(10));
-  ASSERT_TRUE(Step(*manager, *request, 10));
-  Decode(*manager, *request, 14);
-  EXPECT_EQ(manager->GetBlocks(*request, 0)[3], 4);
-  Decode(*manager, *request, 1);
-  EXPECT_EQ(manager->GetBlocks(*request, 0)[3], kNullBlockId);
-}
-
 TEST(OutputWindowTest, RefusedWhereItMeansNothing) {
   EXPECT_THAT(
       std::string(FullAttentionSpec::Create(
@@ -195,56 +166,6 @@ TEST(ContextParallelTest, RefusedWhereBlocksCannotBeSpread) {
                         "(full_attention)'s block size 16"));
 }
 
-// States that a backend exports inside a prefill chunk (V-45).
-
-KvCacheSpec ExportingStates(int64_t num_checkpoint_blocks, int64_t num_speculative_blocks = 0) {
-  return MambaSpec::Create({.block_size = 16,
-                            .states = {{.shape = {4}}},
-                            .cache_mode = MambaCacheMode::kAlign,
-                            .num_speculative_blocks = num_speculative_blocks,
-                            .num_checkpoint_blocks = num_checkpoint_blocks})
-      .value();
-}
-
-std::unique_ptr<KvCacheManager> Create(std::vector<KvCacheSpec> specs,
-                                       KvCacheManagerOptions options = {},
-                                       std::optional<int64_t> retention = 0,
-                                       std::optional<int64_t> hash_block_size = std::nullopt) {
-  KvCacheConfig config = Config(40, std::move(specs));
-  config.hash_block_size = hash_block_size;
-  options.max_model_len = 1'000;
-  options.semantics.retention_interval = retention;
-  return KvCacheManager::Create(config, options).value();
-}
-
-// A prompt of 100 tokens in one chunk: without a checkpoint nothing of it can be hit again.
-TEST(StateCheckpointTest, AChunkKeepsTheStateThatAResendCanUse) {
-  for (int64_t checkpoints : {0, 1}) {
-    const auto manager = Create({Full(16), ExportingStates(checkpoints)});
-    const auto first = NewRequest(*manager, Tokens(100));
-    const int64_t free = manager->num_free_blocks();
-    ASSERT_TRUE(Step(*manager, *first, 100));
-    const auto at = manager->GetStateCheckpoint(*first, 1);
-    EXPECT_EQ(free - manager->num_free_blocks(), 7 + 1 + checkpoints);
-    manager->NewStepStarts();
-    EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(100))).num_tokens(),
-              checkpoints == 0 ? 0 : 96);
-    EXPECT_EQ(at.has_value(), checkpoints > 0);
-    if (!at) continue;
-    EXPECT_EQ(at->num_tokens, 96);
-    EXPECT_EQ(at->block, manager->GetBlocks(*first, 1)[5]);
-    EXPECT_THAT(manager->GetBlocks(*first, 1), ElementsAre(0, 0, 0, 0, 0, 8, 9));
-    EXPECT_EQ(manager->GetStateCheckpoint(*first, 0), std::nullopt);
-    // The next step keeps its own state only.
-    ASSERT_TRUE(first->AppendOutputTokens({1}).ok());
-    ASSERT_TRUE(Step(*manager, *first, 1));
-    EXPECT_THAT(manager->GetBlocks(*first, 1), ElementsAre(0, 0, 0, 0, 0, 0, 9));
-    EXPECT_FALSE(manager->GetStateCheckpoint(*first, 1).has_value());
-    manager->NewStepStarts();
-    EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(100))).num_tokens(), 96);
-  }
-}
-
 // Kinds of layers that a program registers, and managers for them.
 
 const KvCacheSpecOptions kOptions = {
@@ -313,19 +234,6 @@ TEST(RegisteredKindTest, WhatTheFactoryRefusesCreateRefuses) {
   EXPECT_EQ(ManagerOf(**kind).status().message(), "not today");
 }
 
-TEST(PrefixLookupTest, EqualSpecsAreLookedUpTogether) {
-  const auto manager = Manager(60, {Window(4, 5), Full(4), Window(4, 5)});
-  const auto donor = NewRequest(*manager, Tokens(16));
-  ASSERT_TRUE(Step(*manager, *donor, 16));
-  // The block of position 1 in the third group.
-  ASSERT_TRUE(manager->EvictBlocks({manager->GetBlocks(*donor, 2)[1]}).ok());
-  const auto request = NewRequest(*manager, Tokens(9));
-  const ComputedBlocks hits = Hits(*manager, *request);
-  EXPECT_EQ(hits.num_tokens(), 4);
-  for (GroupId g = 0; g < 3; ++g) EXPECT_EQ(hits.blocks(g).size(), 1u) << g;
-  EXPECT_EQ(hits.shared_prefix_boundary(), 8);  // the full group could have served more
-}
-
 int64_t Searches() { return PrefixHashTable::NumSearchesForTest(); }
 
 class SlidingWindowProbesTest : public testing::Test {
@@ -362,30 +270,6 @@ TEST_F(SlidingWindowProbesTest, OneMissDoesNotProbeAnythingTwice) {
   EXPECT_EQ(ProbesFor(Tokens(257)), 8);
   const auto request = NewRequest(*manager_, Tokens(257));
   EXPECT_EQ(Hits(*manager_, *request).num_tokens(), 63 * 4);
-}
-
-TEST(SlidingWindowManagerTest, CommonPrefixIsAlwaysZero) {
-  const auto manager = Manager(12, {Window(4, 100)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  ASSERT_TRUE(Step(*manager, *request, 12));
-  EXPECT_THAT(manager->GetNumCommonPrefixBlocks(*request), ElementsAre(0));
-}
-
-// With lookahead hashes the last whole chunk may have no hash yet. It counts as computed all the
-// same, as in vLLM 0.33; a position inside the last chunk counts only if it is hashed and cached.
-TEST(ChunkedLocalAttentionManagerTest, ChunksThatAreNotHashedYetAreHit) {
-  for (const auto& [chunk, num_tokens, hit] :
-       {std::tuple{4, 18, 16}, {4, 17, 16}, {4, 16, 12}, {8, 18, 16}, {8, 15, 8}, {8, 23, 16}}) {
-    const auto manager = Manager(40, {Chunked(4, chunk)}, {.num_hash_lookahead_tokens = 6});
-    const auto request = NewRequest(*manager, Tokens(num_tokens));
-    EXPECT_EQ(Hits(*manager, *request).num_tokens(), hit) << chunk << " of " << num_tokens;
-    const LookupExplanation why = ExplainLookup(*manager, *request).value();
-    EXPECT_EQ(why.num_hit_tokens, hit);
-    int64_t missed = 0;
-    for (const MissedRun& run : why.missed) missed += run.num_tokens;
-    EXPECT_EQ(hit + missed, num_tokens);
-    EXPECT_TRUE(Step(*manager, *request, num_tokens - hit)) << chunk << " of " << num_tokens;
-  }
 }
 
 // V-1: sparse retention is for windows and states. A chunk's blocks are registered whatever the
@@ -430,25 +314,6 @@ TEST(FullAttentionManagerTest, LookupProbesTheHitsAndOneMore) {
     GTEST_SKIP() << "counted in debug builds only, such as ./test.sh runs unit tests in";
   EXPECT_EQ(Hits(*manager, *request).num_tokens(), 20);
   EXPECT_EQ(PrefixHashTable::NumSearchesForTest() - before, 6);
-}
-
-TEST(FullAttentionManagerTest, CommonPrefixCountsTablesNotReferences) {
-  const auto manager = Manager(20, {Full(4)});
-  const auto common = [&](const Request& r) { return manager->GetNumCommonPrefixBlocks(r)[0]; };
-  const auto a = NewRequest(*manager, Tokens(12), "a");
-  const auto b = NewRequest(*manager, Tokens(8) + Tokens(5, 50), "b");
-  EXPECT_EQ(common(*a), 0);  // holds nothing yet
-  ASSERT_TRUE(Step(*manager, *a, 12));
-  EXPECT_EQ(common(*a), 3);  // alone, it shares everything with everybody
-  ASSERT_TRUE(Step(*manager, *b, 5));
-  EXPECT_EQ(common(*a), 2);
-  EXPECT_EQ(common(*b), 2);
-  // A pin is no table: it neither makes a block common nor stops it from being so.
-  ASSERT_TRUE(manager->PinBlocks({1, 3}).ok());
-  EXPECT_EQ(common(*a), 2);
-  ASSERT_TRUE(manager->FreeBlocks({3, 1}).ok());
-  ASSERT_TRUE(manager->Free(*a).ok());
-  EXPECT_EQ(common(*b), 4);
 }
 
 }  // namespace

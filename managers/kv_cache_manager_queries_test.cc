@@ -160,18 +160,6 @@ TEST(EventsTest, StoredRunsNameKindAndWindowOfTheirGroup) {
   EXPECT_THAT(manager->TakeEvents(), IsEmpty());
 }
 
-TEST(EventsTest, EvictionByIdHasItsReason) {
-  const auto manager = Manager(8, {Full(4)}, {.enable_events = true});
-  const auto request = NewRequest(*manager, Tokens(8));
-  ASSERT_TRUE(Step(*manager, *request, 8));
-  manager->TakeEvents();
-  ASSERT_TRUE(manager->EvictBlocks({2}).ok());
-  const auto events = manager->TakeEvents();
-  ASSERT_EQ(events.size(), 1u);
-  EXPECT_EQ(std::get<BlockRemoved>(events[0]).reason, RemovalReason::kEvicted);
-  EXPECT_EQ(std::get<BlockRemoved>(events[0]).block_hash, request->content().hashes()[1]);
-}
-
 // What a bug could do to the books is done by casting.
 TEST(CheckInvariantsTest, SaysWhichRequestBlockAndCount) {
   const auto manager = Manager(20, {Full(4), Window(4, 5)});
@@ -420,12 +408,6 @@ TEST(NewBlockReportTest, CopiesOfRowsAreNewBlocksOfStatesAreNot) {
   const auto copies = manager->TakeBlockCopies();
   ASSERT_EQ(copies.size(), 2u);
   EXPECT_THAT(manager->TakeNewBlockIds(), ElementsAre(copies[0].target));
-}
-
-TEST(NewBlockReportTest, OffByDefault) {
-  const auto manager = Manager(50, {Full(4)});
-  ASSERT_TRUE(Step(*manager, *NewRequest(*manager, Tokens(20)), 20));
-  EXPECT_THAT(manager->TakeNewBlockIds(), IsEmpty());
 }
 
 }  // namespace

@@ -290,19 +290,6 @@ TEST(KvCacheManagerTest, TrimRefusesImpossibleLengths) {
   EXPECT_EQ(State(*manager, {request.get()}), before);
 }
 
-TEST(KvCacheManagerTest, ResetIsRememberedInTheStatistics) {
-  const auto manager = Manager(10, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(12));
-  ASSERT_TRUE(Step(*manager, *request, 12));
-  EXPECT_FALSE(manager->ResetPrefixCache());
-  EXPECT_FALSE(manager->MakePrefixCacheStats().reset);
-  ASSERT_TRUE(manager->Free(*request).ok());
-  EXPECT_TRUE(manager->ResetPrefixCache());
-  EXPECT_TRUE(manager->MakePrefixCacheStats().reset);
-  EXPECT_FALSE(manager->MakePrefixCacheStats().reset);
-  EXPECT_EQ(Hits(*manager, *NewRequest(*manager, Tokens(12))).num_tokens(), 0);
-}
-
 // Blocks that were never computed would be registered otherwise.
 TEST(KvCacheManagerTest, ComputedTokensWithoutBlocksAreRefused) {
   const auto manager = Manager(10, {Full(4)});

@@ -35,14 +35,6 @@ class NoopStepTest : public testing::Test {
   std::unique_ptr<Request> request_ = NewRequest(*manager_, Tokens(40), "r");
 };
 
-TEST_F(NoopStepTest, NothingIsTakenAndNothingIsNew) {
-  const std::string before = State(*manager_, {request_.get()});
-  EXPECT_EQ(Answer({.num_new_tokens = 1}), "ok 0");
-  EXPECT_EQ(Answer({.num_new_tokens = 1, .num_lookahead_tokens = 1}), "ok 0");
-  EXPECT_EQ(State(*manager_, {request_.get()}), before);
-  EXPECT_EQ(Answer({.num_new_tokens = 3, .num_lookahead_tokens = 1}), "ok 1");
-}
-
 // vLLM's rules register the end of a prompt inside a block of several hashes; then a step inside a
 // block may have something to do.
 TEST_F(NoopStepTest, StepsAreNoopsUnlessTailsAreRegistered) {
@@ -56,26 +48,6 @@ TEST_F(NoopStepTest, StepsAreNoopsUnlessTailsAreRegistered) {
   };
   EXPECT_EQ(noop_slots({Full(4)}), 15);
   EXPECT_EQ(noop_slots({Full(4), Full(8)}), 0);
-}
-
-TEST_F(NoopStepTest, LastResultIsGone) {
-  ASSERT_EQ(Answer({.num_new_tokens = 4}), "ok 1");
-  request_->set_num_computed_tokens(9);
-  EXPECT_EQ(Answer({.num_new_tokens = 1}), "ok 0");
-}
-
-TEST_F(NoopStepTest, FilledBlockIsRegistered) {
-  EXPECT_EQ(manager_->pool().num_keys(), 1);
-  EXPECT_EQ(Answer({.num_new_tokens = 3}), "ok 0");
-  EXPECT_EQ(manager_->pool().num_keys(), 2);
-}
-
-TEST_F(NoopStepTest, DelayedRegistrationIsMadeUpFor) {
-  EXPECT_EQ(Answer({.num_new_tokens = 3, .delay_cache_blocks = true}), "ok 0");
-  EXPECT_EQ(manager_->pool().num_keys(), 1);
-  request_->set_num_computed_tokens(8);
-  EXPECT_EQ(Answer({.num_new_tokens = 1}), "ok 1");
-  EXPECT_EQ(manager_->pool().num_keys(), 2);
 }
 
 TEST_F(NoopStepTest, FilledBlocksThatAreNeverRegisteredNeedNothing) {
@@ -130,23 +102,6 @@ TEST_F(NoopStepTest, MisuseIsRefused) {
               HasSubstr("hits and external tokens are for a request that holds no blocks yet"));
   request_->set_status(RequestStatus::kFinished);
   EXPECT_THAT(Answer({.num_new_tokens = 1}), HasSubstr("the request is finished"));
-}
-
-TEST_F(NoopStepTest, FreedRequestStartsAnew) {
-  ASSERT_TRUE(manager_->Free(*request_).ok());
-  EXPECT_THAT(Answer({.num_new_tokens = 1}), HasSubstr("num_computed_tokens is 5, expected 0"));
-  request_->MarkPreempted();
-  EXPECT_EQ(Answer({.num_new_tokens = 6}), "ok 2");
-}
-
-TEST(NoopStepWindowTest, WindowsAreTrimmedInEveryStep) {
-  const auto manager = Manager(20, {Window(4, 3)});
-  const auto request = NewRequest(*manager, Tokens(40));
-  ASSERT_TRUE(Step(*manager, *request, 5));
-  ASSERT_TRUE(Step(*manager, *request, 1));
-  EXPECT_EQ(manager->GetBlocks(*request, 0)[0], 1);
-  ASSERT_TRUE(Step(*manager, *request, 1));  // six tokens computed: the next needs the last two
-  EXPECT_EQ(manager->GetBlocks(*request, 0)[0], kNullBlockId);
 }
 
 // Retention through the manager: whose blocks it finds, what it refuses, and that it never stands

@@ -29,11 +29,6 @@ TEST(RequestTest, CountsPromptAndOutputApart) {
   EXPECT_EQ(request->AppendHashedTokens(1, {}).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(RequestTest, SerialsTellEqualIdsApart) {
-  const auto manager = Manager(10, {Full(4)});
-  EXPECT_NE(NewRequest(*manager, Tokens(1))->serial(), NewRequest(*manager, Tokens(1))->serial());
-}
-
 TEST(RequestTest, RequestMadeFromHashesNeedsNoTokens) {
   const auto manager = Manager(10, {Full(4)});
   const auto donor = NewRequest(*manager, Tokens(9));
@@ -141,21 +136,6 @@ TEST(RequestTest, EveryCallRefusesTheRequestOfAnotherManager) {
   }
 }
 
-TEST(RequestTest, MarkPreemptedStartsOver) {
-  const auto manager = Manager(8, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(8));
-  ASSERT_TRUE(Step(*manager, *request, 8));
-  request->set_status(RequestStatus::kRunning);
-  request->set_num_inflight_tokens(3);
-  ASSERT_TRUE(manager->Free(*request).ok());
-  request->MarkPreempted();
-  EXPECT_EQ(request->num_computed_tokens(), 0);
-  EXPECT_EQ(request->num_inflight_tokens(), 0);
-  EXPECT_EQ(request->num_preemptions(), 1);
-  EXPECT_EQ(request->status(), RequestStatus::kPreempted);
-  EXPECT_EQ(*Step(*manager, *request, 4), (Lists{{3}}));  // its own first block is a hit
-}
-
 // hash_algorithm, hash_seed and num_hash_lookahead_tokens, as requests of a manager see them.
 
 // V-50, V-51: the hash of tokens 0 to 3 in vLLM 0.33 with its default settings.
@@ -200,27 +180,6 @@ TEST(HashOptionsTest, ComparisonsReachTheLookaheadTokens) {
     PrefixContentPeer::CopyHash(first->content(), 5, const_cast<PrefixContent&>(second->content()));
     EXPECT_EQ(Hits(*manager, *second).num_tokens(), changed == 24 ? 20 : 24);
   }
-}
-
-TEST(ComputedBlocksTest, DefaultIsNoHit) {
-  const ComputedBlocks none;
-  EXPECT_EQ(none.num_tokens(), 0);
-  EXPECT_EQ(none.num_groups(), 0u);
-  EXPECT_EQ(none.shared_prefix_boundary(), 0);
-  EXPECT_TRUE(none.empty());
-}
-
-TEST(ComputedBlocksTest, ListsOfNullsAreNotEmpty) {
-  EXPECT_TRUE(ComputedBlocks({{}, {}}, 0).empty());
-  EXPECT_FALSE(ComputedBlocks({{}, {kNullBlockId}}, 4).empty());
-}
-
-TEST(ComputedBlocksTest, GivesBackItsLists) {
-  const ComputedBlocks computed({{1, 2}, {0, 3}}, 8);
-  EXPECT_EQ(computed.num_tokens(), 8);
-  EXPECT_EQ(computed.num_groups(), 2u);
-  EXPECT_THAT(computed.blocks(0), ElementsAre(1, 2));
-  EXPECT_THAT(computed.blocks(1), ElementsAre(0, 3));
 }
 
 TEST(BlockSizeTest, DividesLikeTheOperators) {

@@ -12,7 +12,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 // Blocks of 4 tokens. One of a group of Full(4) has 4 x 1 x 8 x 2 x 2 = 128 bytes.
@@ -63,29 +62,6 @@ class Tiers {
   std::unique_ptr<OffloadManager> manager_;
 };
 
-TEST(OffloadManagerTest, AStoreUnderWayIsNotReadable) {
-  Tiers tiers(List{{.capacity_slots = 10}});
-  const PrefixContent content = tiers.Content(17);
-  const StorePlan plan = tiers.Prepare(content, 17);
-  EXPECT_EQ(tiers->Lookup(content, 0, 16),
-            (OffloadManager::Match{.num_tokens = 0, .num_tokens_with_pending = 16}));
-  const auto load = tiers->PrepareLoad(2, content, 0, 16);
-  EXPECT_THAT(std::string(load.status().message()), HasSubstr("block 0 of group 0"));
-  EXPECT_EQ(tiers.Prepare(content, 17).ticket, 0);  // on its way already
-  ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
-  EXPECT_EQ(tiers.Found(content), 16);
-}
-
-TEST(OffloadManagerTest, AFailedStoreLeavesNothing) {
-  Tiers tiers(List{{.capacity_slots = 4}});
-  const PrefixContent content = tiers.Content(17);
-  ASSERT_TRUE(tiers->FailStore(tiers.Prepare(content, 17).ticket).ok());
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_EQ(tiers->tier(0).num_used_slots(), 0);
-  EXPECT_EQ(tiers->tier(0).stats().num_failed_writes, 4);
-  EXPECT_THAT(tiers.Store(content).writes, SizeIs(4));
-}
-
 // The second device's manager reads what the first one's wrote, and neither ends the other's
 // tickets.
 TEST(OffloadManagerTest, ManagersCanShareATier) {
@@ -121,63 +97,6 @@ TEST(OffloadManagerTest, ASharedTierMustBeAlike) {
               HasSubstr("tier \"host\": shared with a manager of other blocks"));
 }
 
-TEST(OffloadManagerTest, ASlotThatIsReadIsNotEvicted) {
-  Tiers tiers(List{{.capacity_slots = 4}});
-  const PrefixContent first = tiers.Content(17), second = tiers.Content(17, 100);
-  tiers.Store(first);
-  const LoadPlan load = tiers.Load(first, 8);
-  const StorePlan plan = tiers.Store(second);
-  EXPECT_THAT(plan.writes, SizeIs(2));
-  EXPECT_THAT(plan.evictions, SizeIs(2));
-  EXPECT_EQ(tiers->tier(0).stats().num_refused, 1);
-  EXPECT_EQ(tiers.Found(first), 8);
-  ASSERT_TRUE(tiers->CompleteLoad(load.ticket).ok());
-  EXPECT_THAT(tiers.Store(second).writes, SizeIs(2));
-  EXPECT_EQ(tiers.Found(first), 0);
-  EXPECT_EQ(tiers.Found(second), 16);
-}
-
-TEST(OffloadManagerTest, TheEndOfTheOldestPrefixGoesFirst) {
-  Tiers tiers(List{{.capacity_slots = 8}});
-  const PrefixContent first = tiers.Content(17), second = tiers.Content(17, 100);
-  tiers.Store(first);
-  tiers.Store(second);
-  tiers->RequestFinished(first, 16);
-  tiers.Store(tiers.Content(5, 200));
-  EXPECT_EQ(tiers.Found(first), 16);
-  EXPECT_EQ(tiers.Found(second), 12);
-  tiers->Touch(second, 16);
-  tiers.Store(tiers.Content(5, 300));
-  EXPECT_EQ(tiers.Found(first), 12);
-}
-
-TEST(OffloadManagerTest, WhatIsThereOfARequestDoesNotMakeRoomForTheRest) {
-  Tiers tiers(List{{.capacity_slots = 4}});
-  const PrefixContent content = tiers.Content(33);
-  tiers.Store(content, 12);
-  EXPECT_THAT(tiers.Store(content).writes, SizeIs(1));
-  EXPECT_EQ(tiers.Found(content), 16);
-}
-
-TEST(OffloadManagerTest, AWindowNeedsItsLastBlocksOnly) {
-  Tiers tiers(List{{.capacity_slots = 100}}, {Full(4), Window(4, 9)});
-  const PrefixContent content = tiers.Content(33);
-  const std::vector<BlockId> full(8, 1), window = {0, 0, 0, 0, 1, 1, 1, 1};
-  const StorePlan plan =
-      tiers->PrepareStore(1, content, {.end = 33, .tables = {full, window}}).value();
-  EXPECT_THAT(plan.writes, SizeIs(12));
-  ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
-  EXPECT_EQ(tiers.Found(content), 32);
-  EXPECT_THAT(tiers->CostOfLoad(content, 0, 32).bytes, ElementsAre(10 * kBlockBytes));
-  EXPECT_FALSE(tiers->CostOfLoad(content, 0, 32).is_being_read);
-  EXPECT_THAT(tiers.Load(content, 32).reads, SizeIs(8 + 2));
-  EXPECT_TRUE(tiers->CostOfLoad(content, 24, 32).is_being_read);
-  EXPECT_EQ(tiers->Lookup(content, 0, 27).num_tokens, 24);
-  EXPECT_EQ(tiers->Lookup(content, 0, 23).num_tokens, 0);  // the window before has no blocks
-  EXPECT_EQ(tiers->Lookup(content, 20, 27).num_tokens, 24);
-  tiers->Abandon(2);
-}
-
 TEST(OffloadManagerTest, ADraftGroupNeedsTheBlockBehind) {
   KvCacheConfig config = Config(100, {Full(4)});
   config.groups[0].is_draft = true;
@@ -187,25 +106,6 @@ TEST(OffloadManagerTest, ADraftGroupNeedsTheBlockBehind) {
   const auto plan = tiers->PrepareStore(1, request->content(), {.end = 16}).value();
   ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
   EXPECT_EQ(tiers->Lookup(request->content(), 0, 17).num_tokens, 12);
-}
-
-TEST(OffloadManagerTest, ChunksOfSeveralBlocksAreReadInParts) {
-  Tiers tiers(List{{.capacity_slots = 10, .blocks_per_chunk = 3}});
-  const PrefixContent content = tiers.Content(36);
-  const StorePlan plan = tiers.Store(content, 30);
-  ASSERT_THAT(plan.writes, SizeIs(2));
-  EXPECT_EQ(plan.writes[1].first_block, 3);
-  EXPECT_EQ(plan.writes[1].bytes, 3 * kBlockBytes);
-  EXPECT_EQ(tiers.Found(content), 24);
-  EXPECT_EQ(tiers->Lookup(content, 0, 19).num_tokens, 16);
-  const LoadPlan load = tiers.Load(content, 16, 4);
-  ASSERT_THAT(load.reads, SizeIs(2));
-  EXPECT_EQ(load.reads[0].block_in_chunk, 1);
-  EXPECT_EQ(load.reads[0].num_blocks, 2);
-  EXPECT_EQ(load.reads[1].num_blocks, 1);
-  ASSERT_TRUE(tiers->CompleteLoad(load.ticket).ok());
-  EXPECT_EQ(tiers->tier(0).stats().bytes_read, 3 * kBlockBytes);
-  EXPECT_EQ(tiers->tier(0).stats().num_useful, 2);
 }
 
 // vllm#56871: eight groups of equal size in the room for 64 chunks.
@@ -224,82 +124,12 @@ TEST(OffloadManagerTest, SlotsForAllGroupsHoldAGthOfWhatPackedOnesHold) {
   EXPECT_EQ(held(SlotLayout::kAllGroups), std::pair(8L, 4L));
 }
 
-TEST(OffloadManagerTest, AnExclusiveTierGivesAwayWhatWasLoaded) {
-  Tiers tiers(List{{.capacity_slots = 10, .exclusive = true}});
-  const PrefixContent content = tiers.Content(17);
-  tiers.Store(content);
-  const LoadPlan one = tiers.Load(content, 16), other = tiers.Load(content, 16);
-  ASSERT_TRUE(tiers->CompleteLoad(one.ticket).ok());
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_EQ(tiers->tier(0).num_used_slots(), 4);  // still read
-  ASSERT_TRUE(tiers->CompleteLoad(other.ticket).ok());
-  EXPECT_EQ(tiers->tier(0).num_used_slots(), 0);
-}
-
-TEST(OffloadManagerTest, WhatATierEvictsMovesDown) {
-  Tiers tiers(List{{.name = "host", .capacity_slots = 2},
-               {.name = "disk", .capacity_slots = 4, .write_policy = WritePolicy::kOnEvict}});
-  const PrefixContent first = tiers.Content(9), second = tiers.Content(9, 100);
-  EXPECT_THAT(tiers.Store(first).writes, SizeIs(2));
-  const StorePlan plan = tiers.Store(second);
-  ASSERT_THAT(plan.writes, SizeIs(4));
-  EXPECT_EQ(plan.writes[0].tier, 1);
-  EXPECT_EQ(plan.writes[0].from_tier, 0);
-  EXPECT_EQ(plan.writes[0].from_slot, plan.writes[1].slot);  // read before it is written
-  EXPECT_EQ(tiers->tier(0).stats().num_moved_down, 2);
-  EXPECT_EQ(tiers.Found(first), 8);
-  EXPECT_EQ(tiers.Found(second), 8);
-}
-
-TEST(OffloadManagerTest, OnSecondUseStoresWhatIsOfferedTwice) {
-  Tiers tiers(List{{.capacity_slots = 10, .write_policy = WritePolicy::kOnSecondUse}});
-  EXPECT_EQ(tiers.Store(tiers.Content(17)).ticket, 0);
-  EXPECT_EQ(tiers->tier(0).stats().num_awaiting_second_use, 4);
-  EXPECT_THAT(tiers.Store(tiers.Content(9)).writes, SizeIs(2));
-}
-
 TEST(OffloadManagerTest, PromptOnlyLeavesOutputsOut) {
   Tiers tiers(List{{.capacity_slots = 10, .prompt_only = true}});
   const auto plan =
       tiers->PrepareStore(1, tiers.Content(32), {.end = 32, .num_prompt_tokens = 15}).value();
   EXPECT_THAT(plan.writes, SizeIs(3));
   ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
-}
-
-// vllm#46283: a peer that never answers must not hold slots for ever.
-TEST(OffloadManagerTest, AbandonedTransfersHoldNothing) {
-  Tiers tiers(List{{.capacity_slots = 6}});
-  const PrefixContent content = tiers.Content(17), other = tiers.Content(9, 100);
-  tiers.Store(content);
-  tiers.Load(content, 16);  // of owner 2
-  tiers.Load(content, 8);
-  const StorePlan plan = tiers.Prepare(other, 9);  // of owner 1
-  EXPECT_EQ(tiers->NumOpenTickets(2), 2);
-  EXPECT_EQ(tiers->Abandon(2), 2);
-  EXPECT_EQ(tiers->Abandon(2), 0);
-  EXPECT_EQ(tiers->num_open_tickets(), 1);
-  EXPECT_EQ(tiers.Found(content), 16);
-  EXPECT_EQ(tiers->Abandon(1), 1);
-  EXPECT_EQ(tiers->CompleteStore(plan.ticket).code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(tiers->tier(0).num_used_slots(), 4);
-}
-
-TEST(OffloadManagerTest, AResetWaitsForTransfersOnly) {
-  Tiers tiers(List{{.capacity_slots = 8}}, {Full(4)}, /*enable_events=*/true);
-  const PrefixContent content = tiers.Content(17), other = tiers.Content(9, 100);
-  tiers.Store(content);
-  const LoadPlan load = tiers.Load(content, 8);
-  const StorePlan store = tiers.Prepare(other, 9);
-  tiers->TakeEvents();
-  tiers->Reset();
-  EXPECT_THAT(tiers->TakeEvents(), SizeIs(4));
-  EXPECT_EQ(tiers.Found(content), 0);
-  EXPECT_EQ(tiers->tier(0).num_used_slots(), 4);
-  ASSERT_TRUE(tiers->CompleteStore(store.ticket).ok());
-  EXPECT_EQ(tiers.Found(other), 0);
-  ASSERT_TRUE(tiers->CompleteLoad(load.ticket).ok());
-  EXPECT_EQ(tiers->tier(0).num_used_slots(), 0);
-  EXPECT_THAT(tiers->TakeEvents(), IsEmpty());
 }
 
 TEST(OffloadManagerTest, EventsNameTheTier) {

@@ -23,44 +23,6 @@ KvCacheConfig TwoGroups() {
   return {.num_blocks = 100, .groups = {{FullOfConfig(16), {"a", "b"}}, {FullOfConfig(32), {"c"}}}};
 }
 
-TEST(KvCacheConfigTest, AcceptsGroupsAndNoGroupsAtAll) {
-  EXPECT_TRUE(Validate(TwoGroups()).ok());
-  EXPECT_TRUE(Validate({.num_blocks = 1}).ok());  // KS-54: a model without attention
-  EXPECT_TRUE(Validate({.num_blocks = kMaxNumBlocks}).ok());
-}
-
-TEST(KvCacheConfigTest, NumBlocksFitsABlockId) {
-  for (const int64_t bad :
-       {int64_t{0}, int64_t{-1}, kMaxNumBlocks + 1, std::numeric_limits<int64_t>::max()}) {
-    EXPECT_EQ(
-        Validate({.num_blocks = bad}).message(),
-        "num_blocks: got " + std::to_string(bad) + ", expected a number from 1 to 2147483646");
-  }
-}
-
-// E-16
-TEST(KvCacheConfigTest, LayerCacheIsInOneGroupOnce) {
-  KvCacheConfig config = TwoGroups();
-  config.groups[1].layer_names = {"c", "a"};
-  const absl::Status status = Validate(config);
-  EXPECT_EQ(status.message(),
-            "groups[1].layer_names[1]: got \"a\", expected every layer cache in exactly one group "
-            "(also at groups[0].layer_names[0])");
-  EXPECT_EQ(FieldOfError(status), "groups[1].layer_names[1]");
-  config.groups[1].layer_names = {"c", "c"};
-  EXPECT_FALSE(Validate(config).ok());
-}
-
-TEST(KvCacheConfigTest, LayerNamesArePrintable) {
-  KvCacheConfig config = TwoGroups();
-  for (const char* bad : {"", "a\nb", "\x7f", "\xff"}) {
-    config.groups[1].layer_names = {bad};
-    EXPECT_FALSE(Validate(config).ok());
-  }
-  EXPECT_EQ(Validate(config).message(),
-            "groups[1].layer_names[0]: got \"\\xff\", expected printable ASCII");
-}
-
 TEST(KvCacheConfigTest, SchedulerBlockIsAMultipleOfEveryOther) {
   KvCacheConfig config = TwoGroups();
   config.scheduler_block_size = 32;
@@ -110,16 +72,6 @@ TEST(KvCacheConfigTest, StatesNeedZeroedBlocksEvenWithoutMixedPrecision) {
   EXPECT_TRUE(NeedsZeroedBlocks(config));
   config.groups[1].spec = FullOfConfig(32, DataType::kFloat16);
   EXPECT_TRUE(NeedsZeroedBlocks(config));
-}
-
-// BM-2
-TEST(KvCacheConfigTest, EncoderOnlyAttentionIsNeverAGroup) {
-  KvCacheConfig config = TwoGroups();
-  config.groups[1].spec =
-      *EncoderOnlyAttentionSpec::Create({.block_size = 16, .num_kv_heads = 8, .head_size = 128});
-  EXPECT_EQ(Validate(config).message(),
-            "groups[1].spec: got encoder_only_attention, expected a kind that stores something "
-            "between steps (leave such layers out of the groups)");
 }
 
 CacheDtype Parsed(std::string_view option) {
@@ -195,15 +147,6 @@ TEST(DataTypeTest, ElementBytes) {
   EXPECT_FALSE(HasPerTokenHeadScales(QuantMode::kFp8PerTensor));
 }
 
-int64_t LatentPage(RowFormat format, int64_t tokens, int64_t rows, int64_t values) {
-  return UnpaddedPageBytes(CodecOf(format), {.num_tokens = tokens,
-                                             .num_rows = rows,
-                                             .key_values = values,
-                                             .dtype = DataType::kUint8})
-      .value()
-      .value();
-}
-
 TEST(RowCodecTest, TableIsInTheOrderOfItsFormats) {
   EXPECT_EQ(CodecOf(RowFormat::kFp8DsMlaV4).name, "fp8_ds_mla_v4");
   EXPECT_EQ(CodecOf(RowFormat::kFp8DsMlaV41).name, "fp8_ds_mla_v4_1");
@@ -216,17 +159,6 @@ TEST(RowCodecTest, TableIsInTheOrderOfItsFormats) {
     EXPECT_EQ(CodecOf(FormatOf(mode)).footer_bytes_per_token_head,
               HasPerTokenHeadScales(mode) ? 8 : 0);
   }
-}
-
-// The bytes of a row in each format, KS-33.
-TEST(RowCodecTest, DeepseekRows) {
-  EXPECT_EQ(LatentPage(RowFormat::kFp8DsMla, 1, 1, 576), 512 + 4 * 4 + 64 * 2);
-  EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV4, 1, 1, 512), 448 + 64 * 2 + 7 + 1);
-  EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV4, 256, 64, 512), 64 * 584);
-  EXPECT_EQ(LatentPage(RowFormat::kFp8DsMlaV41, 1, 1, 512), 512 + 512 / 32);
-  EXPECT_EQ(LatentPage(RowFormat::kNvfp4DsMlaV41, 1, 1, 512), 512 / 2 + 512 / 16);
-  EXPECT_EQ(LatentPage(RowFormat::kNvfp4DsMla, 1, 1, 576), 512 / 2 + 64 + 512 / 16);
-  EXPECT_EQ(CodecOf(RowFormat::kFp8DsMlaV4).usual_alignment, 576);
 }
 
 TEST(RowCodecTest, VectorsComeInMultiples) {

@@ -211,19 +211,6 @@ TEST(KvCacheSpecTest, EveryKindAnswersTheCommonQuestions) {
   EXPECT_EQ(specs[0].get_if<SlidingWindowSpec>(), nullptr);
 }
 
-TEST(KvCacheSpecTest, ValueHeadSizeDefaultsToHeadSize) {
-  const auto defaulted = FullAttentionSpec::Create(FullIn(16, 8, 128));
-  auto options = FullIn(16, 8, 128);
-  options.head_size_v = 128;
-  const auto stated = FullAttentionSpec::Create(options);
-  ASSERT_TRUE(defaulted.ok() && stated.ok());
-  EXPECT_EQ(*defaulted, *stated);
-  EXPECT_EQ(defaulted->head_size_v(), 128);
-  const auto window_mla = SlidingWindowMlaSpec::Create(State(4, 2048, 8));
-  ASSERT_TRUE(window_mla.ok());
-  EXPECT_EQ(window_mla->head_size_v(), 2048);
-}
-
 TEST(KvCacheSpecTest, ToStringNamesWhatDiffersFromTheDefault) {
   auto options = FullIn(16, 8, 128);
   options.head_size_v = 64;

@@ -66,15 +66,6 @@ std::optional<MergeFailure> FailureOf(const Specs& specs) {
   return MergeFailureOf(merged.status());
 }
 
-TEST(MergeTest, EqualSpecsOfEveryKindMergeToThemselves) {
-  for (const KvCacheSpec& spec :
-       {AFull(), Make<MlaAttentionSpec>(MlaOptions()), Sink(32), AWindow(128), AWindowMla(128),
-        AChunked(256), Mamba(MambaCacheMode::kAll, 1), Cross(8), Encoder()}) {
-    EXPECT_EQ(Merge(Specs{spec}).value(), spec);
-    EXPECT_EQ(Merge(Specs{spec, spec, spec}).value(), spec);
-  }
-}
-
 // KS-46
 TEST(MergeTest, StatesAndEncoderLayersMergeOnlyIfEqual) {
   const KvCacheSpec mamba = Mamba(MambaCacheMode::kAlign, 1);

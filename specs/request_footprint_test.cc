@@ -142,14 +142,6 @@ TEST(RequestFootprintTest, EncoderOnlyNeedsNothing) {
   EXPECT_EQ(BlockTableWidth(spec, Limits(100, 100)).value(), 0);
 }
 
-TEST(RequestFootprintTest, CrossAttentionNeedsTheEncodersLength) {
-  const KvCacheSpec spec =
-      *CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 1, .head_size = 1});
-  EXPECT_EQ(MaxBlocksPerRequest(spec, Limits(100, 100)).status().message(),
-            "max_encoder_tokens: got 0, expected at least 1 for " + spec.ToString());
-  EXPECT_FALSE(BlockTableWidth(spec, Limits(100, 100)).ok());
-}
-
 // The most blocks held over all states of a request: `settled` tokens processed, up to `in_flight`
 // more scheduled, and whole blocks before the first token still needed given back.
 template <typename FirstNeeded>
@@ -234,13 +226,6 @@ TEST(RequestFootprintTest, TableWidthCoversTheWholeRequestForEveryKind) {
   for (const KvCacheSpec& spec : {FullOf(16), Mla(16, 4), Window(16, 32), Chunked(16, 32)}) {
     EXPECT_EQ(BlockTableWidth(spec, limits).value(), 63) << spec.ToString();
   }
-}
-
-// KS-41, and KS-44's O(W + T).
-TEST(RequestFootprintTest, BytesAreBlocksTimesPage) {
-  EXPECT_EQ(MaxBytesPerRequest(Mla(256, 4), Limits(1'000, 10)).value(), 4 * 65'536);
-  const int64_t near = MaxBytesPerRequest(Window(16, 128), Limits(100'000, 64)).value();
-  EXPECT_EQ(MaxBytesPerRequest(Window(16, 128), Limits(100'000'000, 64)).value(), near);
 }
 
 TEST(RequestFootprintTest, LimitsBelowOneAreRefused) {

@@ -172,15 +172,6 @@ TYPED_TEST(EverySpecTest, PackedModesRefuseHeadSizesTheyCannotPack) {
               HasSubstr("head_size: got 127, expected an even number"));
 }
 
-TEST(SpecRefusalTest, PackedModesRefuseValueHeadSizesTheyCannotPack) {
-  EXPECT_THAT(Refusal<FullAttentionSpec>([](auto& o) {
-                o.dtype = DataType::kUint8;
-                o.quant_mode = QuantMode::kNvfp4;
-                o.head_size_v = 72;
-              }),
-              HasSubstr("head_size_v: got 72"));
-}
-
 // E-1
 TEST(SpecRefusalTest, CompressRatioMustDivideTheBlock) {
   EXPECT_EQ(Refusal<MlaAttentionSpec>([](auto& o) { o.compress_ratio = 3; }),
@@ -407,19 +398,6 @@ TEST(BoundedReplayTest, NeitherMergesNorSharesATableWithACachedWindow) {
                       *SlidingWindowMlaSpec::Create(WindowOptions(false))};
   EXPECT_EQ(MergeFailureOf(Merge(both).status()), MergeFailure::kConflictingFields);
   EXPECT_FALSE(IsUniformType(both));
-}
-
-TEST(BoundedReplayTest, IsOfWindowMlaOnly) {
-  SlidingWindowSpec::Options options = {
-      .block_size = 16, .num_kv_heads = 1, .head_size = 8, .sliding_window = 64};
-  options.bounded_replay = true;
-  EXPECT_THAT(SlidingWindowSpec::Create(options).status().message(),
-              HasSubstr("bounded_replay: got true, expected nothing"));
-}
-
-TEST(CheckpointBlocksTest, TableHasAnEntryPerBoundaryAlready) {
-  const KvCacheSpec spec = *MambaSpec::Create(StateOptions(MambaCacheMode::kAlign, 1));
-  EXPECT_EQ(BlockTableWidth(spec, SomeLimits(262144)).value(), 249);
 }
 
 TEST(CheckpointBlocksTest, NeedModeAlign) {

@@ -84,16 +84,6 @@ TEST(EvictedKeysTest, ForgetsTheOldest) {
   EXPECT_TRUE(keys.Take(3));
 }
 
-TEST(EvictedKeysTest, ForgetsWhatIsOldThoughThereIsRoom) {
-  EvictedKeys keys(2);
-  keys.Add(1);
-  for (uint64_t key = 2; key < 6; ++key) {
-    keys.Add(key);
-    keys.Take(key);
-  }
-  EXPECT_FALSE(keys.Take(1));
-}
-
 // Takes, registers and frees one prompt after the other.
 class EvictionTest : public ::testing::Test {
  protected:
@@ -133,33 +123,10 @@ class EvictionTest : public ::testing::Test {
   std::unique_ptr<BlockPool> pool_;
 };
 
-TEST_F(EvictionTest, FifoDoesNotMindHits) {
-  Start(Fifo(), 3);
-  const BlockId a = Cache({1})[0], b = Cache({2})[0], c = Cache({3})[0];
-  Cache({1});
-  EXPECT_EQ(Drain(), (Ids{a, b, c}));
-}
-
-TEST_F(EvictionTest, ArcKeepsWhatWasHit) {
-  Start(Named("arc"), 6);
-  const BlockId a = Cache({1})[0];
-  Cache({1});
-  const Ids b = Cache({11, 12, 13, 14});
-  EXPECT_EQ(Drain().back(), a);
-}
-
 TEST_F(EvictionTest, InGroupsWithoutAChainEachBlockStandsAlone) {
   Start(Fifo(), 4, /*is_chained_group=*/{0});
   const Ids prompt = Cache({1, 2, 3, 4});
   EXPECT_EQ(Drain(), prompt);
-}
-
-TEST_F(EvictionTest, BlocksWithoutAKeyGoFirst) {
-  Start(Fifo(), 4);
-  const Ids a = Cache({1, 2}), b = Cache({3, 4});
-  ASSERT_TRUE(pool_->EvictBlocks({&b[1], 1}).ok());
-  EXPECT_EQ(pool_->CheckInvariants(), absl::OkStatus());
-  EXPECT_EQ(Drain()[0], b[1]);
 }
 
 // A block whose parent lost its key, and the parent's id came to hold something else.
@@ -197,27 +164,6 @@ TEST(EvictionPolicyTest, PoolsRefuseRetentionWhereNothingCanBeRanked) {
             "add");
 }
 
-TEST_F(EvictionTest, RetainedBlocksGoAfterAllOthersTheLowestPriorityFirst) {
-  StartRetaining(5, 5);
-  const Ids a = Cache({1}), b = Cache({2}), c = Cache({3});
-  EXPECT_EQ(pool_->Retain(a, 60, kNeverExpires), (RetainOutcome{.num_retained = 1}));
-  EXPECT_EQ(pool_->Retain(b, 40, kNeverExpires), (RetainOutcome{.num_retained = 1}));
-  const Ids taken = Drain();
-  EXPECT_EQ(Ids(taken.begin() + 2, taken.end()), (Ids{c[0], b[0], a[0]}));
-  EXPECT_EQ(pool_->retention()->totals().num_taken, 2);
-  EXPECT_EQ(pool_->CheckInvariants(), absl::OkStatus());
-}
-
-TEST_F(EvictionTest, AnEndedRetentionLeavesTheBlockAtThePlaceOfItsLastUse) {
-  StartRetaining(3, 3);
-  const Ids a = Cache({1}), b = Cache({2}), c = Cache({3});
-  pool_->Retain(a, 50, 10);
-  pool_->Retain(b, 50, 11);
-  pool_->AdvanceTime(10);
-  EXPECT_EQ(Drain(), (Ids{a[0], c[0], b[0]}));
-  EXPECT_EQ(pool_->retention()->totals().num_expired, 1);
-}
-
 TEST_F(EvictionTest, ARenewedRetentionKeepsTheHigherPriorityAndTheLaterEnd) {
   StartRetaining(3, 3);
   const Ids a = Cache({1});
@@ -241,14 +187,6 @@ TEST_F(EvictionTest, TheCapTakesFromLowerAndOlderRetentionsAndRefusesTheRest) {
   EXPECT_FALSE(pool_->retention()->contains(prompt[2]));
   EXPECT_EQ(pool_->Retain(low, 40, kNeverExpires), (RetainOutcome{.num_refused = 2}));
   EXPECT_EQ(pool_->CheckInvariants(), absl::OkStatus());
-}
-
-TEST_F(EvictionTest, UnderThePolicyPriorityLowPrioritiesGoBeforeWhatNobodyRetains) {
-  StartRetaining(3, 3, "priority");
-  const Ids a = Cache({1}), b = Cache({2}), c = Cache({3});
-  pool_->Retain(c, kUnretainedPriority - 1, kNeverExpires);
-  pool_->Retain(a, kUnretainedPriority + 1, kNeverExpires);
-  EXPECT_EQ(Drain(), (Ids{c[0], b[0], a[0]}));
 }
 
 }  // namespace

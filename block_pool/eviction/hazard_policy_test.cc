@@ -113,26 +113,5 @@ TEST(HazardPolicyTest, LearnsOnlyAtFirst) {
   EXPECT_TRUE(policy.follows_lru());
 }
 
-TEST(HazardPolicyTest, RemembersTheTurnOfEvictedConversations) {
-  // In a pool of ten blocks, a conversation is evicted between its turns; each of its ends must
-  // still find the wait that began before.
-  Replay replay("hazard", 10);
-  uint64_t next = uint64_t{1} << 40;
-  for (uint64_t turn = 0; turn < 6; ++turn) {
-    replay.Run({1, 2, 3});
-    for (int i = 0; i < 3; ++i) replay.Run({++next, ++next, ++next, ++next});
-    EXPECT_EQ(replay.pool().CheckInvariants(), absl::OkStatus());
-  }
-}
-
-TEST(HazardPolicyTest, ForgetsAtReset) {
-  Replay replay("hazard", 10);
-  EXPECT_EQ(replay.Run({1, 2, 3}), 0);
-  EXPECT_EQ(replay.Run({1, 2, 3}), 3);
-  ASSERT_TRUE(replay.pool().ResetPrefixCache());
-  EXPECT_EQ(replay.Run({1, 2, 3}), 0);
-  EXPECT_EQ(replay.pool().CheckInvariants(), absl::OkStatus());
-}
-
 }  // namespace
 }  // namespace kvblocks

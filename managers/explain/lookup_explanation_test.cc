@@ -81,13 +81,6 @@ TEST(LookupExplanationTest, CachingOffAndSkippedReadingAreTheirOwnReasons) {
             "reading skipped 0+9");
 }
 
-TEST(LookupExplanationTest, MisuseIsRefusedAsByTheLookup) {
-  const auto manager = Remembering(10, {Full(4)});
-  EXPECT_FALSE(ExplainLookup(*manager, *NewRequest(*manager, {})).ok());
-  const auto other = Remembering(10, {Full(4)});
-  EXPECT_FALSE(ExplainLookup(*manager, *NewRequest(*other, Tokens(9))).ok());
-}
-
 // --- Groups ---
 
 // WE-22.
@@ -155,26 +148,6 @@ TEST_F(OtherExtraKeysTest, RequestsMadeFromHashesCannotKnow) {
   EXPECT_EQ(Misses(Explain(*manager_, *request)), "first use 0+8, partial block 8+1");
 }
 
-TEST_F(OtherExtraKeysTest, PlainHashesGrowWithTheContent) {
-  const auto request =
-      manager_->NewRequest({.id = "r", .content = {.token_ids = Tokens(6), .cache_salt = "a"}})
-          .value();
-  ASSERT_TRUE(request->AppendOutputTokens(Tokens(6, 6)).ok());
-  const auto plain = NewRequest(*manager_, Tokens(12));
-  for (int64_t block = 0; block < 3; ++block) {
-    EXPECT_EQ(request->content().PlainHashOfBlock(block, 1),
-              plain->content().HashOfBlock(block, 1));
-    EXPECT_EQ(plain->content().PlainHashOfBlock(block, 1), plain->content().HashOfBlock(block, 1));
-    EXPECT_FALSE(request->content().HashOfBlock(block, 1) ==
-                 plain->content().HashOfBlock(block, 1));
-  }
-  EXPECT_FALSE(Manager(10, {Full(4)})
-                   ->NewRequest({.content = {.token_ids = Tokens(6), .cache_salt = "a"}})
-                   .value()
-                   ->content()
-                   .knows_plain_hashes());
-}
-
 // --- Side effects, statistics, options ---
 
 TEST(LookupExplanationTest, ReasonsAreCountedInTokens) {
@@ -196,15 +169,6 @@ TEST(LookupExplanationTest, ReasonsAreCountedInTokens) {
   EXPECT_EQ(manager->MakePrefixCacheStats(), PrefixCacheStats());
 }
 
-TEST(LookupExplanationTest, UncountedLookupsCountNoReasons) {
-  const auto manager = Remembering(20, {Full(4)});
-  const auto request = NewRequest(*manager, Tokens(9), "r", /*skip_reading=*/true);
-  const LookupExplanation why = Explain(*manager, *request);
-  const MissCounts missed = why.TokensByReason();
-  manager->RecordPrefixCacheStats(*request, 0, &missed);
-  EXPECT_EQ(manager->MakePrefixCacheStats(), PrefixCacheStats());
-}
-
 TEST(LookupExplanationTest, TheOptionIsChecked) {
   const auto create = [](int64_t history) {
     return KvCacheManager::Create(Config(10, {Full(4)}), Seeded({.lookup_history_blocks = history}))
@@ -215,17 +179,6 @@ TEST(LookupExplanationTest, TheOptionIsChecked) {
   EXPECT_TRUE(create(0).ok());
   EXPECT_TRUE(create(1).ok());
   EXPECT_EQ(Manager(10, {Full(4)})->pool().history(), nullptr);
-}
-
-TEST(LookupExplanationTest, EveryReasonHasANameAndAMeaning) {
-  std::vector<std::string> names;
-  for (size_t i = 0; i < kNumMissReasons; ++i) {
-    const auto reason = static_cast<MissReason>(i);
-    names.emplace_back(MissReasonName(reason));
-    EXPECT_NE(names.back(), "unknown");
-    EXPECT_FALSE(MissReasonMeaning(reason).empty());
-    EXPECT_EQ(std::count(names.begin(), names.end(), names.back()), 1) << names.back();
-  }
 }
 
 }  // namespace

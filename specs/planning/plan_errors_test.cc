@@ -98,21 +98,6 @@ TEST(PlanErrorsTest, E2OneNameTwoSpecs) {
                     HasSubstr("num_kv_heads=4"), HasSubstr("worker 1")));
 }
 
-TEST(PlanErrorsTest, E4E5E14AreRefusedWhenTheSpecIsMade) {
-  const auto padded = FullAttentionSpec::Create(
-      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .page_size_padded = 65535});
-  EXPECT_THAT(std::string(padded.status().message()),
-              AllOf(HasSubstr("65535"), HasSubstr("65536")));
-  const auto version = SlidingWindowMlaSpec::Create({.block_size = 16,
-                                                     .head_size = 512,
-                                                     .sliding_window = 128,
-                                                     .model_version = ModelVersion::kDeepseekV32});
-  EXPECT_THAT(std::string(version.status().message()), HasSubstr("deepseek_v3_2"));
-  const auto sink = SinkFullAttentionSpec::Create(
-      {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sink_length = 24});
-  EXPECT_THAT(std::string(sink.status().message()), AllOf(HasSubstr("24"), HasSubstr("16")));
-}
-
 TEST(PlanErrorsTest, E4PaddingThatUpstreamsCountExceeds) {
   const SlidingWindowSpec::Options options = {.block_size = 16,
                                               .num_kv_heads = 8,

@@ -1,10 +1,9 @@
 // replay: replays transcripts of a reference KV-cache manager and says whether this library answers
-// the same.
+// the same, through its C interface.
 //
-//   replay [--c] [--engine=vllm-0.33|vllm-0.25] FILE...
+//   replay [--engine=vllm-0.33|vllm-0.25] FILE...
 //
-// With --c through the C interface. Without --engine as recorded by vLLM 0.33, and where that
-// differs by 0.25.
+// Without --engine as recorded by vLLM 0.33, and where that differs by 0.25.
 //
 // Prints "FILE: N lines, ok (vllm-0.33)", or the first line that differs with both answers. Exit
 // status: 0 all files agree, 1 some differ, 2 some cannot be read.
@@ -18,14 +17,11 @@
 
 int main(int argc, char** argv) {
   using namespace kvblocks::conformance;
-  bool in_c = false;
   std::optional<Recorder> recorder;
   int first = 1;
   for (; first < argc && std::string_view(argv[first]).starts_with("--"); ++first) {
     const std::string_view option = argv[first];
-    if (option == "--c") {
-      in_c = true;
-    } else if (option == "--engine=vllm-0.33") {
+    if (option == "--engine=vllm-0.33") {
       recorder = Recorder::kVllm033;
     } else if (option == "--engine=vllm-0.25") {
       recorder = Recorder::kVllm025;
@@ -35,13 +31,12 @@ int main(int argc, char** argv) {
     }
   }
   if (argc <= first) {
-    std::cerr << "usage: replay [--c] [--engine=vllm-0.33|vllm-0.25] FILE...\n";
+    std::cerr << "usage: replay [--engine=vllm-0.33|vllm-0.25] FILE...\n";
     return 2;
   }
   int exit_status = 0;
   for (int i = first; i < argc; ++i) {
-    const auto result =
-        ReplayFile(argv[i], in_c ? MakeCInterfaceCache : MakeLibraryCache, recorder);
+    const auto result = ReplayFile(argv[i], recorder);
     if (!result.ok()) {
       std::cerr << result.status().message() << "\n";
       exit_status = 2;

@@ -62,9 +62,8 @@ class Crc {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Replayer>> Replayer::Create(const TranscriptConfig& config,
-                                                           const MakeReplayedCache& make_cache,
                                                            Recorder recorder) {
-  auto cache = make_cache(config, recorder);
+  auto cache = ReplayedCache::Create(config, recorder);
   if (!cache.ok()) return cache.status();
   const ReplayedCache::Facts& facts = (*cache)->facts();
   absl::Status status =
@@ -160,7 +159,7 @@ absl::Status Replayer::RunAllocate(const Operation& operation, Entry& entry) {
 }
 
 absl::Status Replayer::RunOnRequest(const Operation& operation, Entry& entry) {
-  ReplayedCache::Sequence& sequence = *entry.sequence;
+  ReplayedSequence& sequence = *entry.sequence;
   if (operation.op == "alloc") return RunAllocate(operation, entry);
   absl::Status status;
   if (operation.op == "get") {
@@ -242,7 +241,7 @@ void Replayer::AddHash(const BlockHash& hash, const Entry& entry, int64_t begin,
   event.block_hashes.push_back(hash);
   const ExtraKeys keys = entry.ExtraKeysOf(begin);
   event.extra_keys.push_back(keys.empty() ? std::nullopt : std::optional<ExtraKeys>(keys));
-  if (hash_lookahead_ == 0 || !cache_->facts().names_lookahead_tokens) return;
+  if (hash_lookahead_ == 0) return;
   if (!event.lookahead_token_ids) event.lookahead_token_ids.emplace();
   const auto behind = entry.tokens.begin() + end;
   event.lookahead_token_ids->emplace_back(behind, behind + hash_lookahead_);
@@ -276,8 +275,8 @@ absl::Status Replayer::AddStored(const TableChange& change, const Entry& entry,
     const std::optional<BlockHash> hash = entry.sequence->HashOfBlock(group, i);
     if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block ||
         block >= cache_->facts().num_blocks || !hash) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "ev: block ", block, " was recorded at position ", i, " of group ", group));
+      return absl::FailedPreconditionError(
+          absl::StrCat("ev: block ", block, " was recorded at position ", i, " of group ", group));
     }
     keys_[static_cast<size_t>(block)].first = *hash;
     AddHash(*hash, entry, i * size, (i + 1) * size, *run);
@@ -394,14 +393,14 @@ namespace {
 
 absl::StatusOr<ReplayResult> ReplayLinesAs(const std::string& path,
                                            const std::vector<std::string>& lines,
-                                           const MakeReplayedCache& make_cache, Recorder recorder) {
+                                           Recorder recorder) {
   const auto at_line = [&](size_t line, const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(path, ":", line, ": ", status.message()));
   };
   if (lines.empty()) return at_line(1, absl::InvalidArgumentError("the file is empty"));
   const auto config = ParseConfig(lines.front());
   if (!config.ok()) return at_line(1, config.status());
-  const auto replayer = Replayer::Create(*config, make_cache, recorder);
+  const auto replayer = Replayer::Create(*config, recorder);
   if (!replayer.ok()) return at_line(1, replayer.status());
   ReplayResult result{
       .num_lines = static_cast<int64_t>(lines.size()), .difference = {}, .recorder = recorder};
@@ -412,8 +411,7 @@ absl::StatusOr<ReplayResult> ReplayLinesAs(const std::string& path,
     if (absl::IsInvalidArgument(status)) return at_line(i + 1, status);
     if (!status.ok()) {
       result.differing_line = static_cast<int64_t>(i + 1);
-      result.difference =
-          absl::StrCat(operation->op, " ", operation->id, ": ", status.message());
+      result.difference = absl::StrCat(operation->op, " ", operation->id, ": ", status.message());
       break;
     }
   }
@@ -422,14 +420,12 @@ absl::StatusOr<ReplayResult> ReplayLinesAs(const std::string& path,
 
 }  // namespace
 
-absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
-                                        const MakeReplayedCache& make_cache,
-                                        std::optional<Recorder> recorder) {
+absl::StatusOr<ReplayResult> ReplayFile(const std::string& path, std::optional<Recorder> recorder) {
   const auto lines = ReadLines(path);
   if (!lines.ok()) return lines.status();
-  auto result = ReplayLinesAs(path, *lines, make_cache, recorder.value_or(Recorder::kVllm033));
+  auto result = ReplayLinesAs(path, *lines, recorder.value_or(Recorder::kVllm033));
   if (recorder || !result.ok() || result->differing_line == 0) return result;
-  auto older = ReplayLinesAs(path, *lines, make_cache, Recorder::kVllm025);
+  auto older = ReplayLinesAs(path, *lines, Recorder::kVllm025);
   if (!older.ok()) return result;
   const bool is_further =
       older->differing_line == 0 || older->differing_line > result->differing_line;

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "tests/conformance/replayed_cache.h"
 #include "tests/conformance/transcript.h"
 
 namespace kvblocks::conformance {
@@ -19,7 +20,6 @@ namespace kvblocks::conformance {
 class Replayer {
  public:
   static absl::StatusOr<std::unique_ptr<Replayer>> Create(const TranscriptConfig& config,
-                                                          const MakeReplayedCache& make_cache,
                                                           Recorder recorder);
 
   // Runs one operation. FailedPrecondition names what differs, with both answers; InvalidArgument
@@ -30,7 +30,7 @@ class Replayer {
  private:
   // A request, and what the transcript says of its content.
   struct Entry {
-    std::unique_ptr<ReplayedCache::Sequence> sequence;
+    std::unique_ptr<ReplayedSequence> sequence;
     std::vector<TokenId> tokens = {};
     std::string lora = {}, salt = {};
 
@@ -81,7 +81,6 @@ struct ReplayResult {
 // by 0.25, and the result is of the one that agrees for longer. An error status means that the file
 // could not be read or makes no sense, and names the line.
 absl::StatusOr<ReplayResult> ReplayFile(const std::string& path,
-                                        const MakeReplayedCache& make_cache = MakeLibraryCache,
                                         std::optional<Recorder> recorder = std::nullopt);
 
 }  // namespace kvblocks::conformance

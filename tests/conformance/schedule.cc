@@ -1,10 +1,6 @@
 #include "tests/conformance/schedule.h"
 
-#include <limits>
 #include <utility>
-
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 
 namespace kvblocks::conformance {
 namespace {
@@ -106,103 +102,6 @@ ScheduleRequest ParseScheduleRequest(FieldReader& in) {
   return request;
 }
 
-std::vector<int64_t> RowsOf(FieldReader& in, const char* name, int64_t num_rows) {
-  std::vector<int64_t> rows = in.Ints(name);
-  for (const int64_t row : rows) {
-    if (row < 0 || row >= num_rows) in.Fail(name, "rows of the list of requests");
-  }
-  return rows;
-}
-
-// [row, tokens, hit tokens or null, new blocks per group, verified drafts]
-ScheduledPart ParsePart(FieldReader& in, FieldReader::Element item, int64_t num_rows) {
-  ScheduledPart part;
-  const auto fields = in.ItemsOf(item, "sched");
-  int64_t hits = 0;
-  if (fields.size() != 5 || fields[0].get_int64().get(part.row) ||
-      fields[1].get_int64().get(part.num_tokens) ||
-      (!fields[2].is_null() && fields[2].get_int64().get(hits)) ||
-      fields[4].get_int64().get(part.num_verified_drafts) || part.row < 0 ||
-      part.row >= num_rows) {
-    in.Fail("sched", "lists [row, tokens, hit tokens or null, new blocks, verified drafts]");
-    return part;
-  }
-  if (!fields[2].is_null()) part.num_hit_tokens = hits;
-  part.new_blocks = in.ListsOf(in.ItemsOf(fields[3], "sched"), "sched");
-  return part;
-}
-
-ScheduleCall ParseCall(FieldReader& in, int64_t num_rows) {
-  ScheduleCall call;
-  call.time = in.Int("t");
-  call.num_running = in.OptionalInt("run");
-  call.num_waiting = in.OptionalInt("wait");
-  call.num_free = in.Int("free");
-  if (in.Has("pre")) call.preempted = RowsOf(in, "pre", num_rows);
-  if (!in.Has("i")) return call;
-  call.step = in.Int("i");
-  call.start = in.OptionalInt("start");
-  for (const auto item : in.Array("sched")) call.parts.push_back(ParsePart(in, item, num_rows));
-  call.num_emitted = in.Ints("out");
-  if (call.num_emitted.size() != call.parts.size()) in.Fail("out", "one number per part of sched");
-  if (in.Has("fin")) call.finished = RowsOf(in, "fin", num_rows);
-  return call;
-}
-
-std::string Describe(const ScheduleCall& call) {
-  std::string text = absl::StrCat("t ", call.time);
-  if (call.step) absl::StrAppend(&text, ", step ", *call.step);
-  if (call.start) absl::StrAppend(&text, ", start ", *call.start);
-  if (call.num_running) absl::StrAppend(&text, ", running ", *call.num_running);
-  if (call.num_waiting) absl::StrAppend(&text, ", waiting ", *call.num_waiting);
-  absl::StrAppend(&text, ", free ", call.num_free);
-  for (size_t i = 0; i < call.parts.size(); ++i) {
-    const ScheduledPart& part = call.parts[i];
-    absl::StrAppend(&text, "; row ", part.row, ": ", part.num_tokens, " tokens");
-    if (part.num_hit_tokens) absl::StrAppend(&text, " after ", *part.num_hit_tokens, " hit");
-    for (const std::vector<BlockId>& blocks : part.new_blocks) {
-      absl::StrAppend(&text, " [", absl::StrJoin(blocks, ","), "]");
-    }
-    if (part.num_verified_drafts > 0) {
-      absl::StrAppend(&text, " ", part.num_verified_drafts, " drafts");
-    }
-    if (i < call.num_emitted.size()) absl::StrAppend(&text, " -> ", call.num_emitted[i]);
-  }
-  if (!call.preempted.empty()) {
-    absl::StrAppend(&text, "; preempted ", absl::StrJoin(call.preempted, ","));
-  }
-  if (!call.finished.empty()) {
-    absl::StrAppend(&text, "; finished ", absl::StrJoin(call.finished, ","));
-  }
-  return text;
-}
-
-std::string Describe(const ScheduleAbort& abort) {
-  return absl::StrCat("t ", abort.time, ", aborted ", absl::StrJoin(abort.rows, ","),
-                      abort.before_outputs ? " before outputs" : " between steps");
-}
-
-std::string Describe(const ScheduleEnd& end) {
-  return absl::StrCat("end at t ", end.time, ", steps ", end.num_steps, ", free ", end.num_free,
-                      ", CRC-32 of the free queue ", end.queue_crc, ", keyed blocks ",
-                      end.num_keyed_blocks);
-}
-
-template <typename T>
-bool IsSame(const std::optional<T>& recorded, const std::optional<T>& replayed) {
-  return !recorded || recorded == replayed;
-}
-
-bool IsSame(const ScheduleCall& a, const ScheduleCall& b) {
-  return a.time == b.time && IsSame(a.num_running, b.num_running) &&
-         IsSame(a.num_waiting, b.num_waiting) && a.num_free == b.num_free &&
-         a.preempted == b.preempted && a.step == b.step && IsSame(a.start, b.start) &&
-         a.parts == b.parts && a.num_emitted == b.num_emitted && a.finished == b.finished;
-}
-
-bool IsSame(const ScheduleAbort& a, const ScheduleAbort& b) { return a == b; }
-bool IsSame(const ScheduleEnd& a, const ScheduleEnd& b) { return a == b; }
-
 }  // namespace
 
 int64_t ScheduleRequest::num_prompt_tokens() const {
@@ -256,44 +155,17 @@ absl::StatusOr<Schedule> ParseSchedule(const std::string& line) {
   return schedule;
 }
 
-absl::StatusOr<ScheduleLine> ParseScheduleLine(const std::string& line, int64_t num_rows) {
+absl::StatusOr<ScheduleLine> ParseScheduleLine(const std::string& line) {
   simdjson::dom::parser parser;
   const auto fields = ParseObject(parser, line);
   if (!fields.ok()) return fields.status();
-  FieldReader in(*fields);
   ScheduleLine out;
-  if (in.Has("abort")) {
-    ScheduleAbort abort;
-    abort.rows = RowsOf(in, "abort", num_rows);
-    abort.time = in.Int("t");
-    abort.before_outputs = Choice(in, "at", "outputs", "loop");
-    out = std::move(abort);
-  } else if (in.Has("end")) {
-    constexpr int64_t kMostCrc = std::numeric_limits<uint32_t>::max();
-    out = ScheduleEnd{.time = in.Int("t"),
-                      .num_steps = in.Int("steps"),
-                      .num_free = in.Int("free"),
-                      .queue_crc = static_cast<uint32_t>(in.Int("queue_crc32", 0, kMostCrc)),
-                      .num_keyed_blocks = in.Int("keyed_blocks")};
-  } else {
-    out = ParseCall(in, num_rows);
+  for (const auto& [name, value] : *fields) {
+    if (std::string text = simdjson::minify(value); text != "[]") {
+      out.emplace(name, std::move(text));
+    }
   }
-  in.RefuseOthers();
-  if (!in.status().ok()) return in.status();
   return out;
-}
-
-bool Agrees(const ScheduleLine& recorded, const ScheduleLine& replayed) {
-  if (recorded.index() != replayed.index()) return false;
-  return std::visit(
-      [&](const auto& line) {
-        return IsSame(line, std::get<std::decay_t<decltype(line)>>(replayed));
-      },
-      recorded);
-}
-
-std::string Describe(const ScheduleLine& line) {
-  return std::visit([](const auto& what) { return Describe(what); }, line);
 }
 
 }  // namespace kvblocks::conformance

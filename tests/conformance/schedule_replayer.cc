@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "sim/drafting.h"
 #include "sim/simulation.h"
 #include "sim/simulation_config.h"
@@ -181,6 +182,10 @@ absl::StatusOr<std::vector<sim::TraceRequest>> MakeTraceRequests(const Schedule&
 
 constexpr sim::SimTime kMillisecond = sim::kSecond / 1000;
 
+std::string ListOf(const std::vector<int64_t>& numbers) {
+  return absl::StrCat("[", absl::StrJoin(numbers, ","), "]");
+}
+
 // Writes down what a simulation does in the words of a recording.
 class ScheduleWriter final : public sim::EngineObserver {
  public:
@@ -193,49 +198,49 @@ class ScheduleWriter final : public sim::EngineObserver {
   }
 
   void OnStepScheduled(const sim::StepRecord& step) override {
-    aborts_are_open_ = false;
+    aborted_.clear();
     // A batch behind another one, and a call that gave no tokens, are followed by outputs.
     next_is_outputs_ = step.scheduled.empty();
     if (step.scheduled.empty() && preempted_.empty()) return;
-    ScheduleCall call;
-    call.time = step.start / kMillisecond;
-    call.num_running = step.num_running;
-    call.num_waiting = step.num_waiting;
-    call.num_free = step.pool.num_free;
-    call.preempted = std::exchange(preempted_, {});
-    if (!step.scheduled.empty()) {
-      call.step = step.step;
-      for (const sim::ScheduledRecord& record : step.scheduled)
-        call.parts.push_back(PartOf(record));
-      under_way_.push_back(lines_.size());
-      next_is_outputs_ = static_cast<int64_t>(under_way_.size()) == max_in_flight_;
-    }
-    lines_.emplace_back(std::move(call));
+    ScheduleLine& call = lines_.emplace_back();
+    call["t"] = absl::StrCat(step.start / kMillisecond);
+    call["run"] = absl::StrCat(step.num_running);
+    call["wait"] = absl::StrCat(step.num_waiting);
+    call["free"] = absl::StrCat(step.pool.num_free);
+    if (!preempted_.empty()) call["pre"] = ListOf(std::exchange(preempted_, {}));
+    if (step.scheduled.empty()) return;
+    call["i"] = absl::StrCat(step.step);
+    std::vector<std::string> parts;
+    for (const sim::ScheduledRecord& record : step.scheduled) parts.push_back(PartOf(record));
+    call["sched"] = absl::StrCat("[", absl::StrJoin(parts, ","), "]");
+    under_way_.push_back(lines_.size() - 1);
+    next_is_outputs_ = static_cast<int64_t>(under_way_.size()) == max_in_flight_;
   }
 
   void OnStepFinished(const sim::StepRecord& step) override {
-    aborts_are_open_ = false;
+    aborted_.clear();
     next_is_outputs_ = false;
-    finished_ = under_way_.front();
+    done_ = under_way_.front();
     under_way_.pop_front();
-    auto& call = std::get<ScheduleCall>(lines_[finished_]);
-    call.start = step.device_start / kMillisecond;
-    for (const sim::OutputRecord& output : step.outputs) {
-      call.num_emitted.push_back(output.num_emitted);
-    }
+    finished_.clear();
+    lines_[done_]["start"] = absl::StrCat(step.device_start / kMillisecond);
+    std::vector<int64_t> num_emitted;
+    for (const sim::OutputRecord& output : step.outputs) num_emitted.push_back(output.num_emitted);
+    lines_[done_]["out"] = ListOf(num_emitted);
   }
 
   void OnFinish(const sim::SimRequest& request, sim::SimTime now) override {
     if (request.finish_reason != sim::FinishReason::kAbort) {
-      std::get<ScheduleCall>(lines_[finished_]).finished.push_back(request.spec.row);
+      finished_.push_back(request.spec.row);
+      lines_[done_]["fin"] = ListOf(finished_);
       return;
     }
-    if (!aborts_are_open_) {
-      lines_.emplace_back(ScheduleAbort{
-          .rows = {}, .time = now / kMillisecond, .before_outputs = next_is_outputs_});
-      aborts_are_open_ = true;
+    if (aborted_.empty()) {
+      lines_.push_back({{"t", absl::StrCat(now / kMillisecond)},
+                        {"at", next_is_outputs_ ? "\"outputs\"" : "\"loop\""}});
     }
-    std::get<ScheduleAbort>(lines_.back()).rows.push_back(request.spec.row);
+    aborted_.push_back(request.spec.row);
+    lines_.back()["abort"] = ListOf(aborted_);
   }
 
   void Finish(const sim::Simulation& simulation) {
@@ -248,27 +253,28 @@ class ScheduleWriter final : public sim::EngineObserver {
                                           static_cast<Bytef>(word >> 24)};
       crc = crc32(crc, bytes.data(), bytes.size());
     }
-    lines_.emplace_back(ScheduleEnd{.time = simulation.result().end_time / kMillisecond,
-                                    .num_steps = simulation.result().scheduler.num_steps,
-                                    .num_free = pool.num_free(),
-                                    .queue_crc = static_cast<uint32_t>(crc),
-                                    .num_keyed_blocks = pool.num_keyed_blocks()});
+    lines_.push_back({{"end", "true"},
+                      {"t", absl::StrCat(simulation.result().end_time / kMillisecond)},
+                      {"steps", absl::StrCat(simulation.result().scheduler.num_steps)},
+                      {"free", absl::StrCat(pool.num_free())},
+                      {"queue_crc32", absl::StrCat(crc)},
+                      {"keyed_blocks", absl::StrCat(pool.num_keyed_blocks())}});
   }
 
  private:
-  ScheduledPart PartOf(const sim::ScheduledRecord& record) const {
-    ScheduledPart part;
-    part.row = record.request->spec.row;
-    part.num_tokens = record.num_tokens;
-    if (record.is_admission) part.num_hit_tokens = record.num_context;
-    part.num_verified_drafts = record.num_verified_drafts;
-    part.new_blocks.resize(static_cast<size_t>(num_groups_));
+  // [row, tokens, hit tokens or null, new blocks per group, verified drafts]
+  std::string PartOf(const sim::ScheduledRecord& record) const {
+    std::vector<std::string> new_blocks(static_cast<size_t>(num_groups_), "[]");
     for (size_t g = 0; record.num_new_blocks > 0 && g < record.new_blocks.num_groups(); ++g) {
+      std::vector<int64_t> blocks;
       for (const BlockId id : record.new_blocks.blocks(static_cast<GroupId>(g))) {
-        if (id != kNullBlockId) part.new_blocks[g].push_back(id);
+        if (id != kNullBlockId) blocks.push_back(id);
       }
+      new_blocks[g] = ListOf(blocks);
     }
-    return part;
+    return absl::StrCat("[", record.request->spec.row, ",", record.num_tokens, ",",
+                        record.is_admission ? absl::StrCat(record.num_context) : "null", ",[",
+                        absl::StrJoin(new_blocks, ","), "],", record.num_verified_drafts, "]");
   }
 
   void OnRunStart(const sim::RunInfo& info) override { num_groups_ = info.manager->num_groups(); }
@@ -277,11 +283,24 @@ class ScheduleWriter final : public sim::EngineObserver {
   int64_t num_groups_ = 0;
   std::vector<ScheduleLine> lines_;
   std::vector<int64_t> preempted_;
-  std::deque<size_t> under_way_;  // lines of steps
-  size_t finished_ = 0;           // line of the step that finished last
+  std::deque<size_t> under_way_;   // lines of steps
+  size_t done_ = 0;                // line of the step that finished last
+  std::vector<int64_t> finished_;  // in it
+  std::vector<int64_t> aborted_;   // at this very moment, which is the last line
   bool next_is_outputs_ = false;
-  bool aborts_are_open_ = false;  // the last line is of aborts at this very moment
 };
+
+// Whether they agree on all that `recorded` has.
+bool Agree(const ScheduleLine& recorded, ScheduleLine replayed) {
+  for (const char* name : {"run", "wait", "start"}) {
+    if (!recorded.contains(name)) replayed.erase(name);
+  }
+  return recorded == replayed;
+}
+
+std::string Describe(const ScheduleLine& line) {
+  return absl::StrJoin(line, ", ", absl::PairFormatter(" "));
+}
 
 absl::Status AtLine(const std::string& name, size_t line, const absl::Status& status) {
   return absl::Status(status.code(), absl::StrCat(name, ":", line, ": ", status.message()));
@@ -308,10 +327,9 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   config->progress_interval = 1;
   auto requests = MakeTraceRequests(*schedule);
   if (!requests.ok()) return AtLine(name, 1, requests.status());
-  const auto num_rows = static_cast<int64_t>(schedule->requests.size());
   std::vector<ScheduleLine> recorded;
   for (size_t i = 1; i < lines.size(); ++i) {
-    auto line = ParseScheduleLine(lines[i], num_rows);
+    auto line = ParseScheduleLine(lines[i]);
     if (!line.ok()) return AtLine(name, i + 1, line.status());
     recorded.push_back(*std::move(line));
   }
@@ -326,8 +344,7 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   auto simulation = sim::Simulation::Create(*config, &reader, step_time->get(), {&writer});
   if (!simulation.ok()) return AtLine(name, 1, simulation.status());
   if (schedule->derived) {
-    const absl::Status status =
-        CheckDerived(*schedule->derived, *config, (*simulation)->manager());
+    const absl::Status status = CheckDerived(*schedule->derived, *config, (*simulation)->manager());
     if (!status.ok()) return AtLine(name, 1, status);
   }
   // A simulator that does more than the recording differs from it already.
@@ -341,7 +358,7 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   result.num_steps = (*simulation)->result().scheduler.num_steps;
   const std::vector<ScheduleLine>& replayed = writer.lines();
   for (size_t i = 0; i < std::max(recorded.size(), replayed.size()); ++i) {
-    if (i < std::min(recorded.size(), replayed.size()) && Agrees(recorded[i], replayed[i])) {
+    if (i < std::min(recorded.size(), replayed.size()) && Agree(recorded[i], replayed[i])) {
       continue;
     }
     result.differing_line = static_cast<int64_t>(i) + 2;

@@ -1,11 +1,9 @@
-// Recorded schedules: the shipped ones agree, what is changed in one is found, and bad files are
-// refused.
+// Recorded schedules: the shipped ones agree, and what is changed in one is found.
 
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
@@ -97,7 +95,7 @@ std::string EndLine() {
     return text.substr(at, text.find_first_not_of("0123456789", at) - at);
   };
   return absl::StrCat(R"({"end":true,"t":30,"steps":3,"free":9,"queue_crc32":)",
-                      number_after("queue "), R"(,"keyed_blocks":)", number_after("blocks "), "}");
+                      number_after("queue_crc32 "), R"(,"keyed_blocks":)", number_after("keyed_blocks "), "}");
 }
 
 TEST(SchedulesTest, EveryChangedValueIsFound) {
@@ -143,12 +141,8 @@ TEST(SchedulesTest, EveryChangedValueIsFound) {
     const size_t at = changed[change.line].find(change.what);
     ASSERT_NE(at, std::string::npos) << change.what;
     changed[change.line].replace(at, std::string(change.what).size(), change.instead);
-    // A longer checksum is out of range.
     const auto result = Replayed(changed);
-    if (!result.ok()) {
-      EXPECT_NE(std::string(change.what).find("crc"), std::string::npos) << result.status();
-      continue;
-    }
+    ASSERT_TRUE(result.ok()) << result.status();
     EXPECT_EQ(result->differing_line, static_cast<int64_t>(change.line) + 1) << change.instead;
     EXPECT_NE(result->difference.find("recorded: "), std::string::npos);
     EXPECT_NE(result->difference.find("replayed: "), std::string::npos);
@@ -167,83 +161,6 @@ TEST(SchedulesTest, MissingAndFurtherLinesAreFound) {
   ASSERT_TRUE(further.ok()) << further.status();
   EXPECT_EQ(further->differing_line, 7);
   EXPECT_NE(further->difference.find("replayed: the run ended"), std::string::npos);
-}
-
-// --- Bad files ---
-
-std::string With(const std::string& what, const std::string& instead) {
-  std::string head = kHead;
-  head.replace(head.find(what), what.size(), instead);
-  return head;
-}
-
-TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
-  const auto expect_error = [](const std::vector<std::string>& lines, const std::string& part) {
-    const auto result = Replayed(lines);
-    ASSERT_FALSE(result.ok()) << part;
-    EXPECT_NE(std::string(result.status().message()).find(part), std::string::npos)
-        << result.status();
-  };
-  expect_error({}, "t: no schedule");
-  expect_error({kHead}, "t: no schedule");
-  expect_error({"{", kFirst}, "t:1: not a JSON object");
-  expect_error({With("kvsched 1", "kvsched 2"), kFirst}, "t:1: field \"format\"");
-  expect_error({With(R"("mode":"sync")", R"("mode":"both")"), kFirst}, "t:1: field \"mode\"");
-  expect_error({With(R"("num_blocks":10)", R"("num_blocks":1)"), kFirst}, "field \"num_blocks\"");
-  expect_error({With(R"("num_blocks":10)", R"("num_blocks":99999999999)"), kFirst},
-               "field \"num_blocks\"");
-  expect_error({With(R"("step_ms":10)", R"("step_ms":0)"), kFirst}, "field \"step_ms\"");
-  expect_error({With("[[1,0,5]]", "[[1,0]]"), kFirst}, "field \"p\"");
-  expect_error({With("[[1,0,5]]", "[[1,0,99999999]]"), kFirst}, "field \"p\"");
-  expect_error({With(R"("out":3)", R"("out":99999999999)"), kFirst}, "field \"out\"");
-  expect_error({With(R"("t":5)", R"("t":-5)"), kFirst}, "field \"t\"");
-  expect_error({With(R"({"t":0,"p")", R"({"t":7,"p")"), kFirst}, "requests in order of arrival");
-  expect_error({With(R"("groups":null)", R"("groups":[7])"), kFirst}, "field \"groups\"");
-  expect_error({With(R"("groups":null)", R"("groups":[{"kind":"odd","block_size":4}])"), kFirst},
-               "group of kind \"odd\" is unknown or lacks its window");
-  expect_error({With(R"("groups":null)", R"("groups":[{"kind":"sliding_window","block_size":4}])"),
-                kFirst},
-               "group of kind \"sliding_window\" is unknown or lacks its window");
-  expect_error({With(R"("groups":null)", R"("groups":[{"kind":"mamba","block_size":8}])"), kFirst},
-               "field \"block_size\" is 4");
-  expect_error({With("ngram", "oracle"), kFirst}, "unknown method \"oracle\"");
-  // Values that the engine derived, and values that are unknown here.
-  expect_error({With(R"("lookahead_slots":0)", R"("lookahead_slots":1)"), kFirst},
-               "lookahead_slots is 1, but the simulator derives 0");
-  for (const char* name : {"prefill_lookahead_tokens", "watermark_blocks", "scheduler_block_size",
-                           "hash_block_size"}) {
-    expect_error({With(R"("steps_in_flight":1)",
-                       absl::StrCat(R"("steps_in_flight":1,")", name, R"(":77)")),
-                  kFirst},
-                 absl::StrCat(name, " is 77"));
-  }
-  expect_error({With(R"("steps_in_flight":1)", R"("steps_in_flight":1,"odd":1)"), kFirst},
-               "t:1: field \"odd\" is unknown");
-  expect_error({With(R"("step_ms":10)", R"("step_ms":10,"odd":1)"), kFirst},
-               "t:1: field \"odd\" is unknown");
-  expect_error({With(R"("out":3)", R"("out":3,"odd":1)"), kFirst}, "field \"odd\" is unknown");
-  expect_error({kHead, R"({"t":0,"free":1,"odd":1})"}, "t:2: field \"odd\" is unknown");
-  expect_error({kHead, "7"}, "t:2: not a JSON object");
-  expect_error({kHead, R"({"t":0})"}, "t:2: field \"free\"");
-  expect_error({kHead, R"({"t":0,"free":1,"i":0,"sched":[[0,1]],"out":[1]})"},
-               "t:2: field \"sched\"");
-  expect_error({kHead, R"({"t":0,"free":1,"i":0,"sched":[[2,1,0,[[]],0]],"out":[1]})"},
-               "t:2: field \"sched\"");
-  expect_error({kHead, R"({"t":0,"free":1,"i":0,"sched":[],"out":[1]})"}, "t:2: field \"out\"");
-  expect_error({kHead, R"({"abort":[2],"t":0,"at":"loop"})"}, "t:2: field \"abort\"");
-  expect_error({kHead, R"({"abort":[1],"t":0,"at":"noon"})"}, "t:2: field \"at\"");
-}
-
-TEST(SchedulesTest, MissingAndDamagedFilesAreReported) {
-  EXPECT_EQ(ReplayScheduleFile("no/such/file.gz", {}).status().code(),
-            absl::StatusCode::kNotFound);
-  const auto files = CompressedFilesIn(kFolder);
-  ASSERT_FALSE(files.empty());
-  std::ifstream in(files[0], std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const std::string cut = ::testing::TempDir() + "/cut_schedule.jsonl.gz";
-  std::ofstream(cut, std::ios::binary) << bytes.substr(0, bytes.size() / 2);
-  EXPECT_EQ(ReplayScheduleFile(cut, {}).status().code(), absl::StatusCode::kDataLoss);
 }
 
 }  // namespace

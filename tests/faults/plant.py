@@ -34,7 +34,6 @@ TESTS = [
     "tests/property/lookup_explanation_property_test.cc",
     "tests/property/manager_property_test.cc",
     "tests/exhaustive/exhaustive_test.cc",
-    "tests/exhaustive/liveness_test.cc",
 ]
 
 

@@ -25,7 +25,7 @@ from faults import FAULTS, OPEN  # noqa: E402
 TIMEOUT_S = 60
 
 # A few cases of the quick tests notice most faults. All tests, with all cases, run for the others.
-QUICK = "--gtest_filter=-*LivenessTest*:*ExhaustiveTest*:*HitPatternTest*"
+QUICK = "--gtest_filter=-*ExhaustiveTest*:*HitPatternTest*"
 QUICK_SCALE, SCALE = "0.05", "2"
 
 

@@ -240,8 +240,12 @@ Model AnyModel() {
   model.algorithm = *rc::gen::element(HashAlgorithm::kSha256, HashAlgorithm::kXxh3_128,
                                       HashAlgorithm::kSha256Cbor, HashAlgorithm::kXxh3_128Cbor);
   model.seed = *rc::gen::element<std::string>("", "seed", "a seed of more than 23 bytes");
-  // Half of them of the size that has a path of its own.
-  model.block_size = *rc::gen::oneOf(rc::gen::just<size_t>(16), rc::gen::inRange<size_t>(1, 41));
+  // Half of them of the size that has a path of its own, and some around the size of the buffer on
+  // the stack: 2,048 bytes, which are 502 tokens with what surrounds them, in CBOR at least 382.
+  model.block_size = *rc::gen::weightedOneOf<size_t>(
+      {{20, rc::gen::just<size_t>(16)},
+       {20, rc::gen::inRange<size_t>(1, 41)},
+       {1, rc::gen::element<size_t>(381, 382, 383, 501, 502, 503)}});
   model.num_lookahead = *rc::gen::inRange<size_t>(0, 5);
   const size_t num_tokens = *rc::gen::inRange<size_t>(0, 6 * model.block_size + 1);
   // Of every magnitude and sign.

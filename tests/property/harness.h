@@ -28,9 +28,6 @@ class Harness {
   // Gives everything back: INV-27.
   void Finish();
 
-  // One line per call with its outcome: equal for equal runs (INV-32).
-  const std::vector<std::string>& log() const { return log_; }
-  const KvCacheManager& manager() const { return *manager_; }
   const oracle::Manager& model() const { return model_; }
   // What the operations came to.
   struct Counts {
@@ -83,8 +80,6 @@ class Harness {
   void Query(LiveRequest& request, Numbers numbers);
   // Calls that must be refused without effect.
   void Misuse(LiveRequest& request, Numbers numbers);
-  void MisuseLists(LiveRequest& request, Numbers numbers);
-  void MisuseForeign();
 
   // One AllocateSlots on both sides with INV-16 to INV-24. `hits` of `from`, if given.
   oracle::Outcome Allocate(LiveRequest& request, oracle::AllocateParams params,
@@ -110,16 +105,14 @@ class Harness {
   std::vector<LiveRequest> requests_;
   std::vector<oracle::Content> prompts_;  // of all requests so far
   std::vector<std::vector<BlockId>> popped_;  // lists to be given back, in table order
-  std::vector<int> outside_;                  // references of popped_, per block
   oracle::ContentNumbers numbers_;
-  EventMirror mirror_;
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;
   Counts counts_;
   // A request holds blocks that were evicted since its look-up, as a switch of Semantics asks for:
   // then tables and contents do not fit any more.
   bool has_stale_tables_ = false;
-  std::vector<std::string> log_;
+  std::vector<std::string> log_;  // one line per call with its outcome
 };
 
 }  // namespace kvblocks::property

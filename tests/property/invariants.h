@@ -1,17 +1,14 @@
 // What a run of the property tests looks at: requests on both sides, snapshots of all observable
-// state, and the invariants of the block manager that hold after every operation (INV-1 to INV-28),
-// checked on the library's state alone.
+// state, and the invariants of the block manager that hold after every operation, checked on the
+// library's state alone; those of the pool by CheckInvariants.
 
 #ifndef KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
 #define KVBLOCKS_TESTS_PROPERTY_INVARIANTS_H_
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "kvblocks/kv_cache_manager.h"
@@ -99,10 +96,9 @@ inline Snapshot Take(const KvCacheManager& manager, const std::vector<LiveReques
 
 // --- Invariants ---
 
-// "": all hold. Else the name of the first that does not, and what shows it. `outside` counts, per
-// block, references of popped lists and pins.
-std::string BrokenInvariant(const KvCacheManager& manager, const std::vector<LiveRequest>& requests,
-                            const std::vector<int>& outside);
+// "": all hold. Else the name of the first that does not, and what shows it.
+std::string BrokenInvariant(const KvCacheManager& manager,
+                            const std::vector<LiveRequest>& requests);
 
 // INV-12 and INV-13 for the answer of a look-up.
 std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& request,
@@ -112,19 +108,6 @@ std::string BrokenHitInvariant(const KvCacheManager& manager, const Request& req
 // INV-19: what became null stays null. For a request that held blocks before and still does.
 std::string BrokenTableInvariant(const KvCacheManager& manager, const Tables& before,
                                  const Tables& after);
-
-// A mirror of the hash table as an event consumer keeps it: blocks per key.
-class EventMirror {
- public:
-  // "" or what no consumer could accept.
-  std::string Apply(const std::vector<KvEvent>& events, bool one_per_registration);
-  // INV-25: "" if the mirror agrees with the table.
-  std::string Difference(const BlockPool& pool) const;
-
- private:
-  using Key = std::pair<std::array<uint64_t, 4>, GroupId>;
-  std::map<Key, int> counts_;
-};
 
 }  // namespace kvblocks::property
 
