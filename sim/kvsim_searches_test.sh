@@ -77,19 +77,7 @@ expect 3 'no requests' curve --end=0.001s --start=0s --limit=1
 expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --threads=1 --csv=one.csv \
   --html=one.html --pareto=hit-rate,pool-gib --results=one.jsonl
 cp out one.txt
-for threads in 2 8; do
-  expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --threads=$threads --csv=many.csv \
-    --html=many.html --pareto=hit-rate,pool-gib --results=many$threads.jsonl
-  cmp one.txt out && cmp one.csv many.csv && cmp one.html many.html || fail "$threads threads give another sweep"
-  diff <(sort one.jsonl) <(sort many$threads.jsonl) >/dev/null || fail "$threads threads give other results"
-done
 grep -q '"on_front":true' one.html || fail "the page of a sweep has no front"
-# Each row is what a replay says.
-while IFS=, read -r index _ blocks size hit_rate _; do
-  [ "$index" = index ] && continue
-  "$kvsim" replay --limit=100 --num-blocks=$blocks --block-size=$size --json |
-    grep -A40 '"whole_run"' | grep -m1 '"value"' | grep -qF "${hit_rate:0:12}" || fail "point $index is no replay"
-done <one.csv
 # Finished points are not replayed again, and a specification says the same as options.
 expect 0 'has 4 finished points' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --results=one.jsonl
 expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --print-spec
@@ -136,11 +124,6 @@ grep -q 'finished points are in cut.jsonl' err || fail "an interrupted sweep doe
 [ "$(wc -l <cut.jsonl)" -ge 3 ] || fail "an interrupted sweep lost its points"
 expect 2 'kvsim capacity --largest' tune --over max-num-seqs=1,2
 expect 2 'kvsim capacity --smallest' break-even --tier=host:2GiB:read=20GB/s
-expect 0 '' capacity --slo=ttft:500ms@p99 --num-blocks=4000 --json-file=capacity.json
-speedup=$(grep -m1 -A12 '"at_highest"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
-expect 0 '' replay --slo=ttft:500ms:p99 --num-blocks=4000 --speedup=$speedup --quiet
-speedup=$(grep -m1 -A12 '"at_failing"' capacity.json | grep -m1 '"speedup"' | cut -d'"' -f4)
-expect 1 '' replay --slo=ttft:500ms:p99 --num-blocks=4000 --speedup=$speedup --quiet
 shows '^answer  *cheapest: ' capacity --slo=tpot:9ms@p95 --num-blocks=3000 --devices=h100:2.5,h200:3.5 --rate=15
 expect 1 '' capacity --slo=ttft:1us@p99 --limit=50
 grep -q 'no rate meets the limits' out || fail "capacity does not say that no rate meets"
@@ -155,9 +138,6 @@ expect 2 'a price for every device' capacity --slo=ttft:1s@p99 --devices=h100:2,
 # --- The border of any option: its value holds the conditions, the next one tried does not ---
 expect 0 '' capacity --largest max-num-seqs=1:256 --speedup=60 --limit=150 --slo=tpot:9ms@p95 --json
 value() { grep -m1 "\"$1\"" out | cut -d'"' -f4; }
-found=$(value value) missed=$(value missed)
-expect 0 '' replay --max-num-seqs=$found --speedup=60 --limit=150 --slo=tpot:9ms@p95 --quiet
-expect 1 '' replay --max-num-seqs=$missed --speedup=60 --limit=150 --slo=tpot:9ms@p95 --quiet
 expect 1 '' capacity --smallest num-blocks=300:900 --where 'hit-rate>=0.99' --limit=100
 grep -q '^answer  *no value of the range holds' out || fail "a condition that nothing holds is held: $(cat out)"
 # The break-even of a tier (SM-106): below it the TTFT is worse than without a tier, at it, it is not.
