@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -86,15 +87,15 @@ void Arrivals::DropStale() {
 
 absl::StatusOr<SimRequest*> Arrivals::TakeDue(SimTime now) {
   if (concurrency_ > 0) {
-    if (absl::Status status = FillSessions(now); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(FillSessions(now));
   } else {
     while (true) {
-      if (absl::Status status = Peek(); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Peek());
       if (!next_) break;
       // Compared in nanoseconds, rounded so that nothing due is left out.
       if (next_->arrival_ns > now / kNanosecond) break;
       TraceRequest request = *std::exchange(next_, std::nullopt);
-      if (absl::Status status = Enter(std::move(request), 0, 0); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Enter(std::move(request), 0, 0));
     }
   }
   DropStale();
@@ -107,18 +108,18 @@ absl::StatusOr<SimRequest*> Arrivals::TakeDue(SimTime now) {
 
 absl::StatusOr<std::optional<SimTime>> Arrivals::NextTime(SimTime now) {
   if (concurrency_ > 0) {
-    if (absl::Status status = FillSessions(now); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(FillSessions(now));
     if (!given_up_.empty()) return now;
     DropStale();
     return due_.empty() ? std::optional<SimTime>() : due_.top().time;
   }
   while (true) {
     DropStale();
-    if (absl::Status status = Peek(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Peek());
     if (!next_) break;
     if (!due_.empty() && next_->arrival_ns > due_.top().time / kNanosecond) break;
     TraceRequest request = *std::exchange(next_, std::nullopt);
-    if (absl::Status status = Enter(std::move(request), 0, 0); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Enter(std::move(request), 0, 0));
   }
   // Turns of sessions given up are to be ended, also behind the last request that arrives.
   if (!given_up_.empty()) return now;
@@ -151,7 +152,7 @@ absl::Status Arrivals::Resolve(const SimRequest& request, SimTime now) {
     Pending& pending = pending_[static_cast<size_t>(dependent->second->slot)];
     pending.last_finish = std::max(pending.last_finish, now);
     if (--pending.num_unresolved > 0) continue;
-    if (absl::Status status = SetDue(*dependent->second, pending); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(SetDue(*dependent->second, pending));
   }
   return absl::OkStatus();
 }
@@ -190,15 +191,14 @@ uint64_t Arrivals::SessionOf(const TraceRequest& request) const {
 // Enters turns of sessions that have started and holds back the others.
 absl::Status Arrivals::ReadAhead() {
   while (held_.size() < kReadAhead) {
-    if (absl::Status status = Peek(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Peek());
     if (!next_) break;
     const uint64_t session = SessionOf(*next_);
     TraceRequest request = *std::exchange(next_, std::nullopt);
     const auto started = sessions_.find(session);
     if (session == 0 || started != sessions_.end()) {
       const SimTime shift = session == 0 ? 0 : started->second.shift;
-      absl::Status status = Enter(std::move(request), session, shift);
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Enter(std::move(request), session, shift));
     } else {
       held_bytes_ += BytesOf(request);
       held_.push_back({std::move(request), session});
@@ -232,8 +232,7 @@ absl::Status Arrivals::StartSession(SimTime now) {
       continue;
     }
     held_bytes_ -= BytesOf(it->request);
-    absl::Status status = Enter(std::move(it->request), session, shift);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Enter(std::move(it->request), session, shift));
     it = held_.erase(it);
   }
   return absl::OkStatus();
@@ -241,9 +240,9 @@ absl::Status Arrivals::StartSession(SimTime now) {
 
 absl::Status Arrivals::FillSessions(SimTime now) {
   while (true) {
-    if (absl::Status status = ReadAhead(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(ReadAhead());
     if (num_active_ >= concurrency_ || held_.empty()) return absl::OkStatus();
-    if (absl::Status status = StartSession(now); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(StartSession(now));
   }
 }
 

@@ -4,7 +4,8 @@
 #include <array>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/simulation_config.h"
 
 namespace kvblocks::sim {
@@ -92,9 +93,9 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
   if (has_drafts && config->engine < traits.since) {
     const std::string_view engine = EngineVersionName(config->engine);
     const std::string_view since = EngineVersionName(traits.since);
-    return absl::InvalidArgumentError(
-        absl::StrCat("drafter is ", std::string(traits.name), ", expected another one for ",
-                     std::string(engine), ": it is modelled from ", std::string(since), " on"));
+    return InvalidArgument("drafter is ", std::string(traits.name), ", expected another one for ",
+                           std::string(engine), ": it is modelled from ", std::string(since),
+                           " on");
   }
   config->drafts = drafts;
   SchedulerOptions& scheduler = config->scheduler;
@@ -117,10 +118,7 @@ absl::Status ApplyDrafts(const DraftOptions& drafts, SimulationConfig* config) {
     reads_ahead = drafts.drafter == Drafter::kMtpModules ? drafts.num_draft_tokens : 1;
   }
   config->manager.prefill_lookahead_tokens = reads_ahead;
-  if (absl::Status status = ApplyToGroups(drafts, std::max<int64_t>(0, reads_ahead - 1), config);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(ApplyToGroups(drafts, std::max<int64_t>(0, reads_ahead - 1), config));
   const bool hashes_ahead = reads_ahead > 0 && traits.depends_on_next_token &&
                             drafts.lookahead_hashes && config->engine >= EngineVersion::kVllm033 &&
                             config->manager.enable_caching;

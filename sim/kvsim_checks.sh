@@ -37,6 +37,14 @@ judge() {
   [ -s err ] && fail "kvsim $*: wrote to standard error: $(head -c 300 err)"
 }
 
+# shows PATTERN ARGUMENT...: it works, and PATTERN is in a line of standard output.
+shows() {
+  local pattern=$1
+  shift
+  expect 0 '' "$@"
+  grep -q -e "$pattern" out || fail "kvsim $*: '$pattern' is not in: $(head -c 700 out)"
+}
+
 # says PATTERN ARGUMENT...: it works, and PATTERN is in standard output with all white space as one blank.
 says() {
   local pattern=$1

@@ -4,6 +4,8 @@
 #include <optional>
 #include <utility>
 
+#include "checks/status_macros.h"
+
 namespace kvblocks::sim {
 
 LockstepGroup::LockstepGroup(const LockstepOptions& options, std::vector<Replica*> engines)
@@ -47,8 +49,7 @@ absl::Status LockstepGroup::Round(SimTime now) {
   }
   const bool holds = num_passes_ % options_.prefill_interval != 0;
   for (failed_ = 0; failed_ < engines_.size(); ++failed_) {
-    absl::Status status = engines_[failed_]->ScheduleOpen(now, holds);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(engines_[failed_]->ScheduleOpen(now, holds));
   }
   if (!GoesOn()) {
     BecomeIdle();
@@ -91,10 +92,9 @@ absl::Status LockstepGroup::BeginPass(SimTime now) {
   }
   SimTime longest = 0;
   for (failed_ = 0; failed_ < engines_.size(); ++failed_) {
-    const auto time = engines_[failed_]->TimeOpenStep(peers);
-    if (!time.ok()) return time.status();
-    own_[failed_] = *time;
-    longest = std::max(longest, *time);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto time, engines_[failed_]->TimeOpenStep(peers));
+    own_[failed_] = time;
+    longest = std::max(longest, time);
   }
   failed_ = 0;
   const SimTime start = std::max(now, device_free_);

@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 
@@ -19,11 +21,10 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
   if (std::count(observers.begin(), observers.end(), nullptr) > 0) {
     return absl::InvalidArgumentError("observers holds a null, expected observers only");
   }
-  if (absl::Status status = Validate(config); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(config));
   if (step_time->num_stages() != config.scheduler.pipeline_stages) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step_time has ", step_time->num_stages(), " pipeline stages, expected ",
-                     config.scheduler.pipeline_stages, " as scheduler.pipeline_stages"));
+    return InvalidArgument("step_time has ", step_time->num_stages(), " pipeline stages, expected ",
+                           config.scheduler.pipeline_stages, " as scheduler.pipeline_stages");
   }
 
   std::unique_ptr<Replica> replica(new Replica(config, trace, step_time, owner));
@@ -35,14 +36,12 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
   if (!manager_options.hash_seed && manager_options.hash_algorithm != HashAlgorithm::kSha256Cbor) {
     manager_options.hash_seed = "";
   }
-  auto manager = KvCacheManager::Create(config.kv_cache, manager_options);
-  if (!manager.ok()) return manager.status();
-  replica->manager_ = *std::move(manager);
+  KVBLOCKS_ASSIGN_OR_RETURN(replica->manager_,
+                            KvCacheManager::Create(config.kv_cache, manager_options));
   for (EngineObserver* observer : observers) replica->observers_.Add(observer);
-  auto scheduler = Scheduler::Create(config.scheduler, replica->manager_.get(), trace,
-                                     &replica->observers_);
-  if (!scheduler.ok()) return scheduler.status();
-  replica->scheduler_ = *std::move(scheduler);
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      replica->scheduler_,
+      Scheduler::Create(config.scheduler, replica->manager_.get(), trace, &replica->observers_));
   if (!replica->observers_.NeedsEveryRecord() && step_time->adds_up_decodes()) {
     replica->scheduler_->EnableSkips();
   }
@@ -113,10 +112,10 @@ absl::Status Replica::Advance(SimTime now) {
     const std::optional<SimTime> next = NextTime();
     if (!next || *next > now) return absl::OkStatus();
     if (is_step_over(*next)) {
-      if (absl::Status status = FinishStep(); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(FinishStep());
     }
-    if (absl::Status status = DeliverAborts(*next); !status.ok()) return status;
-    if (absl::Status status = Schedule(*next); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(DeliverAborts(*next));
+    KVBLOCKS_RETURN_IF_ERROR(Schedule(*next));
   }
 }
 
@@ -128,7 +127,7 @@ absl::Status Replica::Submit(SimRequest* request, SimTime now) {
     inbox_.push_back(request);
     return absl::OkStatus();
   }
-  if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(DeliverInbox(now));
   return Deliver(request, now);
 }
 
@@ -136,7 +135,7 @@ absl::Status Replica::DeliverInbox(SimTime now) {
   for (SimRequest*& entry : inbox_) {
     SimRequest* request = std::exchange(entry, nullptr);
     if (request == nullptr) continue;
-    if (absl::Status status = Deliver(request, now); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Deliver(request, now));
   }
   inbox_.clear();
   return absl::OkStatus();
@@ -185,8 +184,8 @@ bool Replica::IsStale(const Abort& abort) const {
 
 absl::Status Replica::DeliverAll(SimTime now) {
   if (!IsAtBoundary(now)) return absl::OkStatus();
-  if (absl::Status status = DeliverInbox(now); !status.ok()) return status;
-  if (absl::Status status = TakeAborts(now); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(DeliverInbox(now));
+  KVBLOCKS_RETURN_IF_ERROR(TakeAborts(now));
   return TakeConnectorEvents(now);
 }
 
@@ -198,7 +197,7 @@ absl::Status Replica::TakeConnectorEvents(SimTime now) {
   for (SimRequest* request : scheduler_->failed()) {
     ++result_.num_failed;
     observers_.OnFinish(*request, now);
-    if (absl::Status status = owner_->OnEnded(request, now); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(owner_->OnEnded(request, now));
   }
   return absl::OkStatus();
 }
@@ -208,9 +207,7 @@ absl::Status Replica::TakeAborts(SimTime now) {
     const Abort abort = aborts_.top();
     aborts_.pop();
     if (IsStale(abort)) continue;
-    if (absl::Status status = AbortNow(abort.request, abort.cause, now); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(AbortNow(abort.request, abort.cause, now));
   }
   return absl::OkStatus();
 }
@@ -246,20 +243,18 @@ absl::Status Replica::Crash(SimTime now) {
         "an engine with a connector cannot crash: its loads go on");
   }
   clock_ = now;
-  if (absl::Status status = TakeAborts(now); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(TakeAborts(now));
   for (size_t i = 0; i < inbox_.size(); ++i) {
     SimRequest* request = inbox_[i];
     if (request == nullptr) continue;
     // It has reached the engine, which had no time for it.
     ++result_.num_arrived;
     observers_.OnArrival(*request, now);
-    absl::Status status = AbortNow(request, AbortCause::kCrash, now);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(AbortNow(request, AbortCause::kCrash, now));
   }
   inbox_.clear();
   while (SimRequest* request = scheduler_->AnyRequest()) {
-    absl::Status status = AbortNow(request, AbortCause::kCrash, now);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(AbortNow(request, AbortCause::kCrash, now));
   }
   while (scheduler_->num_in_flight() > 0) {
     StepRecord& step = scheduler_->oldest_step();
@@ -292,7 +287,7 @@ absl::Status Replica::Schedule(SimTime now) {
     scheduler_->Schedule(now);
     observers_.OnStepScheduled(scheduler_->step());
     if (!scheduler_->step_is_empty()) {
-      if (absl::Status status = StartStep(); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(StartStep());
       if (scheduler_->has_room()) {
         wants_schedule_ = true;
         return absl::OkStatus();
@@ -356,20 +351,15 @@ absl::Status Replica::TimeStages(const StepPeers* peers) {
   }
   const Decodes decodes = {.num_sequences = step.num_skipped, .sum_context = step.skipped_context};
   if (peers != nullptr) {
-    const auto time = step_time_->StepTimeAmong(work_, decodes, *peers);
-    if (!time.ok()) return time.status();
-    stage_times_[0] = *time;
+    KVBLOCKS_ASSIGN_OR_RETURN(stage_times_[0], step_time_->StepTimeAmong(work_, decodes, *peers));
   } else {
-    absl::Status status =
-        step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_),
-                               absl::MakeSpan(send_times_));
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_),
+                                                    absl::MakeSpan(send_times_)));
   }
   step_time_->Tally(work_, decodes, peers != nullptr ? *peers : StepPeers(), &result_.step_tally);
-  const auto copies = CopyTime();
-  if (!copies.ok()) return copies.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto copies, CopyTime());
   for (SimTime& stage : stage_times_) {
-    const std::optional<SimTime> sum = CheckedAdd(stage, *copies);
+    const std::optional<SimTime> sum = CheckedAdd(stage, copies);
     if (!sum) return ClockOverflow("a step");
     stage = *sum;
   }
@@ -395,7 +385,7 @@ absl::Status Replica::AddHostTime(SimTime* stage) {
 
 // Hands the step just scheduled to the device.
 absl::Status Replica::StartStep() {
-  if (absl::Status status = TimeStages(nullptr); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(TimeStages(nullptr));
   StepRecord& step = scheduler_->step();
   step.device_start = std::max({clock_, stage_free_[0], scheduler_->InputsReady()});
   std::optional<SimTime> at = step.device_start;
@@ -434,7 +424,7 @@ absl::StatusOr<SimTime> Replica::TimeOpenStep(const StepPeers& peers) {
     work_.assign(1, {.num_context = 0, .num_new = 1, .num_sampled = 1});
     return step_time_->StepTimeAmong(work_, Decodes(), peers);
   }
-  if (absl::Status status = TimeStages(&peers); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(TimeStages(&peers));
   return stage_times_[0];
 }
 
@@ -456,7 +446,7 @@ void Replica::HoldUntil(SimTime end) {
 absl::Status Replica::FinishStep() {
   clock_ = step_end_;
   in_step_ = false;
-  if (absl::Status status = TakeAborts(clock_); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(TakeAborts(clock_));
   wants_schedule_ = true;
   // In lockstep it may have had no part in it.
   if (scheduler_->num_in_flight() == 0 || scheduler_->oldest_step().end > clock_) {
@@ -471,11 +461,11 @@ absl::Status Replica::FinishStep() {
   for (SimRequest* request : scheduler_->finished()) {
     ++result_.num_finished;
     observers_.OnFinish(*request, clock_);
-    if (absl::Status status = owner_->OnEnded(request, clock_); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(owner_->OnEnded(request, clock_));
   }
   PublishEvents();
   if (config_.check_invariants) {
-    if (absl::Status status = scheduler_->CheckInvariants(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(scheduler_->CheckInvariants());
   }
   had_work_ = scheduler_->num_running() > 0 || scheduler_->num_waiting() > 0;
   return DeliverInbox(clock_);

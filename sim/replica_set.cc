@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 std::string ReplicaSet::Owner::NameOf(int32_t replica) const {
@@ -63,9 +65,8 @@ absl::Status ReplicaSet::Add(ReplicaSetup setup) {
 
 absl::Status ReplicaSet::Couple(size_t first, size_t count, const LockstepOptions& options) {
   if (count < 2 || first + count > replicas_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("a lockstep group of replicas ", first, " to ",
-                                                   first + count - 1, ", expected at least two of ",
-                                                   replicas_.size()));
+    return InvalidArgument("a lockstep group of replicas ", first, " to ", first + count - 1,
+                           ", expected at least two of ", replicas_.size());
   }
   std::vector<Replica*> engines;
   for (size_t r = first; r < first + count; ++r) {
@@ -102,14 +103,14 @@ absl::Status ReplicaSet::Run() {
 absl::Status ReplicaSet::RunLoop() {
   next_report_ = config_.progress_interval;
   while (true) {
-    if (absl::Status status = FinishSteps(); !status.ok()) return status;
-    if (absl::Status status = owner_->BeforeArrivals(); !status.ok()) return status;
-    if (absl::Status status = TakeArrivals(); !status.ok()) return status;
-    if (absl::Status status = owner_->AfterArrivals(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(FinishSteps());
+    KVBLOCKS_RETURN_IF_ERROR(owner_->BeforeArrivals());
+    KVBLOCKS_RETURN_IF_ERROR(TakeArrivals());
+    KVBLOCKS_RETURN_IF_ERROR(owner_->AfterArrivals());
     ++num_instants_;
-    if (absl::Status status = Iterate(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Iterate());
 
-    if (absl::Status status = ReadNextArrival(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(ReadNextArrival());
     const SimTime next = NextInstant(std::min(next_arrival_, owner_->NextTime()));
     if (next == kNever) return NoProgress();
     now_ = std::max(now_, next);
@@ -132,20 +133,19 @@ absl::Status ReplicaSet::TakeArrivals() {
   if (is_arrival_known_ && next_arrival_ > now_) return absl::OkStatus();
   is_arrival_known_ = false;
   while (true) {
-    const auto taken = arrivals_.TakeDue(now_);
-    if (!taken.ok()) return taken.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto taken, arrivals_.TakeDue(now_));
     for (SimRequest* turn : arrivals_.TakeGivenUp()) {
       ++num_arrived_;
-      if (absl::Status status = owner_->OnGivenUp(turn, nullptr, now_); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(owner_->OnGivenUp(turn, nullptr, now_));
     }
-    SimRequest* request = *taken;
+    SimRequest* request = taken;
     if (request == nullptr) return absl::OkStatus();
     ++num_arrived_;
     if (SkipsForNoOutput(request)) {
-      if (absl::Status status = End(request, now_); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(End(request, now_));
       continue;
     }
-    if (absl::Status status = owner_->OnArrived(request); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(owner_->OnArrived(request));
   }
 }
 
@@ -169,7 +169,7 @@ absl::Status ReplicaSet::Iterate() {
     const auto r = static_cast<size_t>(due_[at_]);
     absl::Status status = replicas_[r]->DeliverAborts(now_);
     if (status.ok() && at_ == 0) {
-      if (absl::Status stop = ReportProgress(); !stop.ok()) return stop;
+      KVBLOCKS_RETURN_IF_ERROR(ReportProgress());
     }
     if (status.ok() && !is_coupled_[r] &&
         (reads_at_boundaries_ || replicas_[r]->wants_schedule())) {
@@ -202,9 +202,8 @@ absl::Status ReplicaSet::ReadNextArrival() {
   if (is_arrival_known_) return absl::OkStatus();
   next_arrival_ = kNever;
   if (reads_at_boundaries_ && replicas_.front()->is_busy()) return absl::OkStatus();
-  const auto arrival = arrivals_.NextTime(now_);
-  if (!arrival.ok()) return arrival.status();
-  next_arrival_ = arrival->value_or(kNever);
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto arrival, arrivals_.NextTime(now_));
+  next_arrival_ = arrival.value_or(kNever);
   is_arrival_known_ = !reads_at_boundaries_;
   return absl::OkStatus();
 }
@@ -330,8 +329,7 @@ absl::Status ReplicaSet::End(SimRequest* request, SimTime now) {
       request->abort_cause != AbortCause::kSession) {
     // The others must not arrive by this request's end.
     for (SimRequest* turn : arrivals_.GiveUpSession(session)) {
-      absl::Status status = owner_->OnGivenUp(turn, request, now);
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(owner_->OnGivenUp(turn, request, now));
     }
   }
   ++num_ended_;

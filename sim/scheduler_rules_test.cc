@@ -1,9 +1,11 @@
-// The scheduler's rules of vLLM 0.33 (V-70 to V-89 of docs/simulator.md), one small schedule each.
+// The scheduler's rules of vLLM 0.33 (V-70 to V-89 of docs/simulator.md) that NaiveEngine does not
+// have, one small schedule each, and what it cannot say of policies.
 
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/testing/replay.h"
@@ -56,62 +58,7 @@ class SchedulerRulesTest : public ::testing::Test {
   Replay replay_;
 };
 
-// --- V-70: the long-prefill threshold ---
-
-TEST_F(SchedulerRulesTest, V70_LongPromptsComeInPartsBesideOthers) {
-  scheduler().max_num_batched_tokens = 8;
-  scheduler().long_prefill_token_threshold = 4;
-  Add("A", 0, 10, 2);
-  Add("B", 0, 3, 3);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1], B:3 [2]", "1: A:4 [3], B:1 []",
-                                   "2: A:2 [4], B:1 [5] fin B", "3: A:1 [] fin A"));
-}
-
-TEST_F(SchedulerRulesTest, V70_WhoIsAloneIgnoresTheThreshold) {
-  scheduler().max_num_batched_tokens = 8;
-  scheduler().long_prefill_token_threshold = 4;
-  Add("A", 0, 14, 2);
-  Add("B", 0.5, 3, 3);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "1: A:4 [3], B:3 [4]", "2: A:2 [5], B:1 []",
-                                   "3: A:1 [], B:1 [6] fin A fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V70_BeforeTheThresholdHeldAlways) {
-  scheduler().rules = SchedulerRules::Of(EngineVersion::kVllm025);
-  scheduler().long_prefill_token_threshold = 4;
-  Add("A", 0, 10, 1);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:4 [2]", "2: A:2 [3] fin A"));
-}
-
-TEST_F(SchedulerRulesTest, V70_AdaptiveThresholdIsTheShareOfABudget) {
-  scheduler().max_num_batched_tokens = 18;
-  scheduler().long_prefill_token_threshold = 4;
-  scheduler().adaptive_prefill_threshold = true;
-  Add("A", 0, 12, 1);
-  Add("B", 0, 12, 1);
-  // 18 tokens for two, then for one alone all of them.
-  EXPECT_THAT(Lines(), ElementsAre("0: A:9 [1,2,3], B:9 [4,5,6]", "1: A:3 [], B:3 [] fin A fin B"));
-}
-
 // --- V-71: two budgets ---
-
-TEST_F(SchedulerRulesTest, V71_DraftSlotsTakeOfTheSecondBudget) {
-  scheduler().max_num_batched_tokens = 10;
-  ASSERT_TRUE(
-      ApplyDrafts({.drafter = Drafter::kDraftModel, .num_draft_tokens = 1}, &replay_.config).ok());
-  EXPECT_EQ(scheduler().num_draft_slots, 1);
-  Add("A", 0, 5, 1);
-  Add("B", 0, 5, 1);
-  // A takes 5 + 1, so B gets 4 - 1.
-  EXPECT_THAT(Lines(), ElementsAre("0: A:5 [1,2], B:3 [3] fin A", "1: B:2 [2] fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V71_FewerTokensThanTheSecondBudget) {
-  scheduler().max_num_batched_tokens = 10;
-  scheduler().max_num_scheduled_tokens = 6;
-  Add("A", 0, 8, 1);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:6 [1,2]", "1: A:2 [] fin A"));
-}
 
 TEST_F(SchedulerRulesTest, V71_APromptThatFitsNoStepBesideTheSlotsIsNamed) {
   scheduler().max_num_batched_tokens = 8;
@@ -121,134 +68,6 @@ TEST_F(SchedulerRulesTest, V71_APromptThatFitsNoStepBesideTheSlotsIsNamed) {
   EXPECT_THAT(replay_.Run().message(),
               AllOf(HasSubstr("request A"), HasSubstr("needs 7 tokens in one step"),
                     HasSubstr("room for 6"), HasSubstr("less 2 slots for drafts")));
-}
-
-// --- V-72: a request that preempts itself ---
-
-TEST_F(SchedulerRulesTest, V72_TheWalkGoesOnBehindWhoPreemptedItself) {
-  replay_.config.kv_cache.num_blocks = 7;
-  scheduler().policy = SchedulingPolicy::kPriority;
-  replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
-  replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "1: A:1 [3], B:8 [4,5]", "2: A:1 [], B:1 [6]",
-                                   "3: A:1 [], B:1 []", "4: A:1 [], B:1 []", "5: B:1 [] preempt A",
-                                   "6: B:1 [3] fin B", "7: A:5h8 [3,6] fin A"));
-}
-
-TEST_F(SchedulerRulesTest, V72_AsynchronouslyOneCallEarlier) {
-  replay_.config.kv_cache.num_blocks = 7;
-  scheduler().policy = SchedulingPolicy::kPriority;
-  scheduler().async = true;
-  replay_.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
-  replay_.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2]", "0: A:1 [3]", "1: A:1 [], B:8 [4,5]",
-                                   "2: A:1 [], B:1 [6]", "3: A:1 [], B:1 []", "4: B:1 [] preempt A",
-                                   "5: B:1 []", "6: B:1 [3] fin B", "8: A:5h8 [3,6] fin A"));
-}
-
-// --- V-73: active requests ---
-
-TEST_F(SchedulerRulesTest, V73_NobodyEntersWhileSoManyRun) {
-  scheduler().max_num_active_seqs = 1;
-  Add("A", 0, 4, 2);
-  Add("B", 0, 4, 1);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2] fin A", "2: B:4 [2] fin B"));
-}
-
-// --- V-74: padding ---
-
-TEST_F(SchedulerRulesTest, V74_TheFirstOfAStepIsPaddedBehindAHit) {
-  Ngram(2);
-  Add("A", 0, 8, 1, Tokens(1, 8));
-  Add("B", 2, 9, 2, Tokens(1, 9));
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: B:3h8 [3]", "3: B:3 [] fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V74_AndBehindAnotherAdmission) {
-  Ngram(2);
-  Add("A", 0, 8, 1, Tokens(1, 8));
-  Add("C", 2, 8, 1, Tokens(3, 8));
-  Add("B", 2, 9, 2, Tokens(1, 9));
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: C:8 [3,4], B:3h8 [5] fin C",
-                                   "3: B:3 [] fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V74_ABudgetTooSmallEndsTheStep) {
-  Ngram(2);
-  scheduler().max_num_batched_tokens = 9;
-  Add("A", 0, 8, 1, Tokens(1, 8));
-  Add("C", 2, 8, 1, Tokens(3, 8));
-  Add("B", 2, 9, 2, Tokens(1, 9));
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: C:8 [3,4] fin C", "3: B:3h8 [5]",
-                                   "4: B:3 [] fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V74_NotBesidePartsOfPromptsThatRun) {
-  Ngram(2);
-  scheduler().max_num_batched_tokens = 8;
-  replay_.config.kv_cache.num_blocks = 30;
-  Add("A", 0, 8, 1, Tokens(1, 8));
-  Add("C", 2, 9, 2, Tokens(3, 9));
-  Add("B", 2.5, 9, 2, Tokens(1, 9));
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: C:8 [3,4]", "3: C:1 [5], B:1h8 [6]",
-                                   "4: C:3 [], B:3 [] fin C fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V74_WithoutRoomInTheSequenceItEntersBare) {
-  Ngram(2);
-  replay_.config.manager.max_model_len = 11;
-  Add("A", 0, 8, 1, Tokens(1, 8));
-  Add("B", 2, 9, 2, Tokens(1, 9));
-  EXPECT_THAT(Lines(), ElementsAre("0: A:8 [1,2] fin A", "2: B:1h8 [3]", "3: B:1 [] fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V74_APromptOfOneTokenIsNotPadded) {
-  Ngram(2);
-  Add("A", 0, 1, 2);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:1 [1]", "1: A:3 [] fin A"));
-}
-
-// --- V-77: steps between prompts ---
-
-TEST_F(SchedulerRulesTest, V77_PromptsKeepTheirDistanceWhileSomethingDecodes) {
-  scheduler().prefill_schedule_interval = 3;
-  Add("A", 0, 4, 8);
-  Add("B", 0.5, 4, 1);
-  Add("C", 3.5, 4, 1);
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []",
-                                   "3: A:1 [], B:4 [3] fin B", "4: A:1 []", "5: A:1 [4]",
-                                   "6: A:1 [], C:4 [5] fin C", "7: A:1 [] fin A"));
-}
-
-TEST_F(SchedulerRulesTest, V77_ButAQueueThatWasNotEmptiedGoesOn) {
-  scheduler().prefill_schedule_interval = 3;
-  scheduler().max_num_batched_tokens = 6;
-  Add("A", 0, 4, 8);
-  Add("B", 0.5, 4, 1);
-  Add("C", 0.5, 4, 1);
-  Add("D", 4.5, 4, 1);
-  // At 3 C gets one token of its prompt and nobody is left waiting, so the rest of it is held.
-  EXPECT_THAT(Lines(), ElementsAre("0: A:4 [1]", "1: A:1 [2]", "2: A:1 []",
-                                   "3: A:1 [], B:4 [3], C:1 [4] fin B", "4: A:1 []", "5: A:1 [5]",
-                                   "6: A:1 [], C:3 [], D:2 [6] fin C", "7: A:1 [] fin A",
-                                   "8: D:2 [] fin D"));
-}
-
-// A part of a prompt counts even if its request was preempted in that very step, here at 4.
-TEST_F(SchedulerRulesTest, V77_FromAPartThatWasTakenBackToo) {
-  replay_.config.kv_cache.num_blocks = 6;
-  replay_.config.manager.enable_caching = false;
-  scheduler().policy = SchedulingPolicy::kPriority;
-  scheduler().prefill_schedule_interval = 3;
-  scheduler().max_num_batched_tokens = 8;
-  scheduler().long_prefill_token_threshold = 4;
-  scheduler().reserve_full_isl = false;
-  replay_.Add({.id = "A", .prompt = 17, .output = 1, .at = 0, .priority = 5});
-  replay_.Add({.id = "B", .prompt = 2, .output = 9, .at = 0.5, .priority = 0});
-  EXPECT_THAT(Lines(),
-              ElementsAre("0: A:8 [1,2]", "1: A:4 [3], B:2 [4]", "2: B:1 []", "3: B:1 []",
-                          "4: B:1 [5] preempt A", "5: B:1 []", "6: B:1 []", "7: B:1 [], A:4 [3]",
-                          "8: B:1 [2]", "9: B:1 [] fin B", "10: A:8 [2,5]", "11: A:5 [4,1] fin A"));
 }
 
 // --- V-80, V-81: where parts of prompts end ---
@@ -278,16 +97,8 @@ TEST_F(SchedulerRulesTest, V80_WhoGetsNothingForItsDrafterLetsOthersPass) {
                                    "3: C:3 [7], B:2 [8] fin C fin B"));
 }
 
-KvCacheGroup States(int64_t block_size) {
-  return {.spec = MambaSpec::Create({.block_size = block_size,
-                                     .states = {{{8}}},
-                                     .cache_mode = MambaCacheMode::kAlign})
-                      .value(),
-          .layer_names = {"state"}};
-}
-
 TEST_F(SchedulerRulesTest, V81_APartThatWouldEndBeforeABlockWaits) {
-  replay_.config.kv_cache.groups = {FullGroup(8), States(8)};
+  replay_.config.kv_cache.groups = {FullGroup(8), StateGroup(8)};
   scheduler().max_num_batched_tokens = 14;
   Add("A", 0, 11, 1);
   Add("B", 0, 11, 1);
@@ -299,7 +110,7 @@ TEST_F(SchedulerRulesTest, V81_APartThatWouldEndBeforeABlockWaits) {
 // Nor do the drafts that fill an admission up: it enters bare.
 TEST_F(SchedulerRulesTest, V81_NoPaddingOverTheEndOfABlock) {
   replay_.config.kv_cache.num_blocks = 60;
-  replay_.config.kv_cache.groups = {States(8), FullGroup(4)};
+  replay_.config.kv_cache.groups = {StateGroup(8), FullGroup(4)};
   replay_.config.manager.partial_hits = true;
   replay_.config.manager.semantics.retention_interval = std::nullopt;
   Ngram(4);
@@ -312,7 +123,7 @@ TEST_F(SchedulerRulesTest, V81_NoPaddingOverTheEndOfABlock) {
 }
 
 TEST_F(SchedulerRulesTest, V81_BlocksLongerThanAStepAreComputedInParts) {
-  replay_.config.kv_cache.groups = {FullGroup(8), States(8)};
+  replay_.config.kv_cache.groups = {FullGroup(8), StateGroup(8)};
   scheduler().max_num_batched_tokens = 6;
   Add("A", 0, 18, 1);
   // From inside a block up to its end.
@@ -337,38 +148,6 @@ TEST_F(SchedulerRulesTest, V82_SynchronousDraftsRegisterWithTheirOutputs) {
                .accepted = {3}});
   Add("B", 5, 9, 1, Joined(Tokens(1, 5), {7, 8, 9, 10}));
   EXPECT_THAT(Lines(), ElementsAre("0: A:5 [1,2]", "1: A:4 [3] fin A", "5: B:4h8 [3] fin B"));
-}
-
-TEST_F(SchedulerRulesTest, V82_BeforeOnlyWithTheNextStep) {
-  Ngram(3);
-  scheduler().rules.registers_with_sync_outputs = false;
-  replay_.Add({.id = "A",
-               .prompt = 5,
-               .output = 4,
-               .content = Tokens(1, 5),
-               .output_ids = {7, 8, 9, 10},
-               .accepted = {3}});
-  Add("B", 5, 9, 1, Joined(Tokens(1, 5), {7, 8, 9, 10}));
-  EXPECT_EQ(Lines().back().substr(0, 8), "5: B:5h4");
-}
-
-// --- V-84: aborts ---
-
-TEST_F(SchedulerRulesTest, V84_AnAbortComesBeforeTheOutputsOfItsStep) {
-  Add("A", 0, 4, 2);
-  replay_.Add({.id = "B", .prompt = 4, .output = 9, .abort_after = 1.5});
-  Add("C", 2, 4, 1);
-  // B's blocks are free before those of A, which ends with the same step.
-  EXPECT_THAT(Lines(),
-              ElementsAre("0: A:4 [1], B:4 [2]", "1: A:1 [3], B:1 [4] fin A", "2: C:4 [3] fin C"));
-  EXPECT_EQ(replay_.token_times["B"].size(), 1u);
-}
-
-TEST_F(SchedulerRulesTest, V84_ItBeatsTheLastToken) {
-  replay_.Add({.id = "A", .prompt = 7, .output = 2, .abort_after = 1.5});
-  Lines();
-  EXPECT_EQ(replay_.ends["A"], "abort");
-  EXPECT_EQ(replay_.token_times["A"].size(), 1u);
 }
 
 // --- V-87: prefixes that others share ---
@@ -429,6 +208,41 @@ TEST_F(SchedulerRulesTest, V10_WithoutThemTheLastBlockIsDropped) {
   Add("A", 0, 9, 1, Tokens(1, 9));
   Add("B", 2, 9, 1, Tokens(1, 9));
   EXPECT_EQ(Lines().back().substr(0, 8), "2: B:5h4");
+}
+
+// --- SM-29: policies. NaiveEngine has their orders ---
+
+TEST_F(SchedulerRulesTest, SM29_WithMoreThan128WaitingByArrival) {
+  replay_.config.kv_cache.num_blocks = 1000;
+  scheduler().max_num_seqs = 1;
+  scheduler().policy = SchedulingPolicy::kLongestPrefix;
+  Add("first", 0, 41, 1, Tokens(1, 41));
+  for (int i = 0; i < 129; ++i) Add(absl::StrCat("own", i), 0.5, 5, 1);
+  Add("hits", 0.5, 41, 1, Tokens(1, 41));
+  Lines();
+  // 130 wait at 1 s, 129 at 2 s.
+  EXPECT_EQ(replay_.first_scheduled.at("own0"), 1);
+  EXPECT_EQ(replay_.first_scheduled.at("own1"), 2);
+  EXPECT_EQ(replay_.first_scheduled.at("hits"), 3);
+}
+
+TEST_F(SchedulerRulesTest, SM29_PrefixesNeedCaching) {
+  Add("A", 0, 8, 6);
+  replay_.config.manager.enable_caching = false;
+  for (const SchedulingPolicy policy :
+       {SchedulingPolicy::kLongestPrefix, SchedulingPolicy::kPrefixTree}) {
+    scheduler().policy = policy;
+    EXPECT_THAT(replay_.Run().message(),
+                AllOf(HasSubstr(SchedulingPolicyName(policy)), HasSubstr("caching is off")));
+  }
+}
+
+TEST(SchedulingPolicyTest, NamesAreParsedBack) {
+  for (int i = 0; i <= static_cast<int>(SchedulingPolicy::kNoEvict); ++i) {
+    const auto policy = static_cast<SchedulingPolicy>(i);
+    EXPECT_EQ(ParseSchedulingPolicy(SchedulingPolicyName(policy)), policy);
+  }
+  EXPECT_EQ(ParseSchedulingPolicy("FCFS"), std::nullopt);
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "checks/status_macros.h"
+
 namespace kvblocks::sim {
 
 bool IsNoProgress(const absl::Status& status) {
@@ -13,9 +15,8 @@ absl::StatusOr<std::unique_ptr<Simulation>> Simulation::Create(
     const std::vector<EngineObserver*>& observers) {
   if (reader == nullptr) return absl::InvalidArgumentError("reader is null, expected a trace");
   std::unique_ptr<Simulation> simulation(new Simulation(config, reader));
-  absl::Status status =
-      simulation->set_.Add({.config = config, .step_time = step_time, .observers = observers});
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(
+      simulation->set_.Add({.config = config, .step_time = step_time, .observers = observers}));
   return simulation;
 }
 

@@ -1,6 +1,7 @@
 #include "sim/simulation_config.h"
 
-#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -12,14 +13,13 @@ constexpr SimTime kMaxDelay = 24 * 3600 * kSecond;
 
 absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, ", expected ", low, " to ", high));
+  return InvalidArgument(field, " is ", value, ", expected ", low, " to ", high);
 }
 
 absl::Status CheckDelay(absl::string_view field, SimTime value) {
   if (value >= 0 && value <= kMaxDelay) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(field, " is ", FormatDuration(value),
-                                                 ", expected 0s to ", FormatDuration(kMaxDelay)));
+  return InvalidArgument(field, " is ", FormatDuration(value), ", expected 0s to ",
+                         FormatDuration(kMaxDelay));
 }
 
 // Of a request's encoder (BM-112). What of a decoder is cached depends on the encoder's input, and
@@ -32,9 +32,8 @@ absl::Status CheckEncoderOf(const SimulationConfig& config) {
   const int64_t tokens = config.scheduler.num_encoder_tokens;
   if (!has_cross) {
     if (tokens == 0) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("scheduler.num_encoder_tokens is ", tokens,
-                     ", expected 0: no KV-cache group is of cross attention"));
+    return InvalidArgument("scheduler.num_encoder_tokens is ", tokens,
+                           ", expected 0: no KV-cache group is of cross attention");
   }
   if (config.manager.enable_caching) {
     return absl::InvalidArgumentError(
@@ -48,43 +47,30 @@ absl::Status CheckEncoderOf(const SimulationConfig& config) {
 }  // namespace
 
 absl::Status Validate(const SimulationConfig& config) {
-  if (absl::Status status = Validate(config.kv_cache); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(config.kv_cache));
   // The null block takes one.
-  if (absl::Status status =
-          CheckRange("kv_cache.num_blocks", config.kv_cache.num_blocks, 2, kMaxNumBlocks);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(
+      CheckRange("kv_cache.num_blocks", config.kv_cache.num_blocks, 2, kMaxNumBlocks));
   const auto usable = static_cast<double>(config.kv_cache.num_blocks - 1);
   if (!config.scheduler.retention.empty() && !(config.manager.max_retained_share * usable >= 1)) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "manager.max_retained_share is ", config.manager.max_retained_share, ", expected at least ",
-        1 / usable, " with scheduler.retention: one block of ", config.kv_cache.num_blocks - 1));
+        1 / usable, " with scheduler.retention: one block of ", config.kv_cache.num_blocks - 1);
   }
   if (config.kv_cache.groups.empty()) {
     return absl::InvalidArgumentError(
         "kv_cache.groups is empty, expected at least one KV-cache group");
   }
-  if (absl::Status status =
-          CheckRange("manager.max_model_len", config.manager.max_model_len, 2, kMaxModelLen);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(
+      CheckRange("manager.max_model_len", config.manager.max_model_len, 2, kMaxModelLen));
   if (!(config.manager.watermark >= 0.0 && config.manager.watermark <= 1.0)) {
-    return absl::InvalidArgumentError(absl::StrCat("manager.watermark is ",
-                                                   config.manager.watermark,
-                                                   ", expected a share of the pool from 0 to 1"));
+    return InvalidArgument("manager.watermark is ", config.manager.watermark,
+                           ", expected a share of the pool from 0 to 1");
   }
-  if (absl::Status status = CheckRange("ranks_per_block", config.ranks_per_block, 1, 1 << 16);
-      !status.ok()) {
-    return status;
-  }
-  if (absl::Status status = Validate(config.scheduler); !status.ok()) return status;
-  if (absl::Status status = CheckEncoderOf(config); !status.ok()) return status;
-  if (absl::Status status = CheckRange("concurrency", config.concurrency, 0, kMaxConcurrency);
-      !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckRange("ranks_per_block", config.ranks_per_block, 1, 1 << 16));
+  KVBLOCKS_RETURN_IF_ERROR(Validate(config.scheduler));
+  KVBLOCKS_RETURN_IF_ERROR(CheckEncoderOf(config));
+  KVBLOCKS_RETURN_IF_ERROR(CheckRange("concurrency", config.concurrency, 0, kMaxConcurrency));
   struct {
     absl::string_view field;
     SimTime value;
@@ -95,7 +81,7 @@ absl::Status Validate(const SimulationConfig& config) {
                       {"host_time_per_step", config.host_time_per_step},
                       {"host_time_per_request", config.host_time_per_request}};
   for (const auto& delay : delays) {
-    if (absl::Status status = CheckDelay(delay.field, delay.value); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(CheckDelay(delay.field, delay.value));
   }
   return CheckRange("progress_interval", config.progress_interval, 1, kMaxSimTime);
 }
@@ -108,9 +94,8 @@ int64_t MaxInFlightTokens(const SimulationConfig& config) {
 absl::Status ApplyEnginePreset(std::string_view name, SimulationConfig* config) {
   const std::optional<EngineVersion> version = ParseEngineVersion(name);
   if (!version) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("engine is \"", absl::string_view(name.data(), name.size()),
-                     "\", expected one of vllm-0.25, vllm-0.33, vllm-main"));
+    return InvalidArgument("engine is \"", absl::string_view(name.data(), name.size()),
+                           "\", expected one of vllm-0.25, vllm-0.33, vllm-main");
   }
   config->engine = *version;
   config->scheduler.rules = SchedulerRules::Of(*version);

@@ -1,4 +1,4 @@
-// Replays on pools with page classes in chunks, and of models with states.
+// Replays on pools with page classes in chunks, and of models with states or encoders.
 
 #include <numeric>
 #include <string>
@@ -12,6 +12,7 @@
 namespace kvblocks::sim {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 void AddRequests(uint64_t seed, Replay* replay) {
@@ -64,8 +65,7 @@ TEST(SimulationLayoutsTest, AnOutputWindowBoundsWhatARequestNeeds) {
           {.spec = *FullAttentionSpec::Create(full), .layer_names = {"layer"}}};
       replay.config.kv_cache.num_blocks = num_blocks;
       replay.config.scheduler.max_num_batched_tokens = 4;
-      replay.Add({.id = "A", .prompt = 8, .output = 40});
-      ASSERT_TRUE(replay.Run().ok());
+      replay.RunAll({{.id = "A", .prompt = 8, .output = 40}});
       if (num_blocks == 7 && !keeps_output) {
         EXPECT_EQ(replay.ends["A"], "length");
         EXPECT_EQ(replay.result.scheduler.num_preemptions, 0);
@@ -102,9 +102,8 @@ TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
   replay.config.kv_cache.num_blocks = 40;
   std::vector<int64_t> content(10);
   for (int64_t t = 0; t < 10; ++t) content[static_cast<size_t>(t)] = t;
-  replay.Add({.id = "A", .prompt = 10, .output = 2, .content = content});
-  replay.Add({.id = "B", .prompt = 10, .output = 2, .at = 20, .content = content});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 10, .output = 2, .content = content},
+                 {.id = "B", .prompt = 10, .output = 2, .at = 20, .content = content}});
   // Eight tokens end at a block, where the state is registered; two more follow. B hits the eight.
   EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:8"));
   EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:2"));
@@ -116,8 +115,7 @@ TEST(SimulationLayoutsTest, PromptsAreCutWhereBlocksOfStatesEnd) {
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
   replay.config.kv_cache.num_blocks = 60;
   replay.config.scheduler.max_num_batched_tokens = 22;
-  replay.Add({.id = "A", .prompt = 46, .output = 2});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 46, .output = 2}});
   // Up to 20, up to 40, up to the last block's end at 44, and the rest (V-81).
   EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:20"));
   EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:20"));
@@ -130,8 +128,7 @@ TEST(SimulationLayoutsTest, ABudgetBelowABlockStillMakesProgress) {
   replay.config.kv_cache.groups = {FullGroup(8), StateGroup(8)};
   replay.config.kv_cache.num_blocks = 40;
   replay.config.scheduler.max_num_batched_tokens = 3;
-  replay.Add({.id = "A", .prompt = 20, .output = 2});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 20, .output = 2}});
   EXPECT_EQ(replay.ends["A"], "length");
 }
 
@@ -140,9 +137,8 @@ TEST(SimulationLayoutsTest, RequestsTooBigForTheChunksAreRejected) {
   replay.config.kv_cache.groups = {FullGroup(4), WindowGroup(4, 6)};
   InChunks(3, {2, 3}, &replay.config.kv_cache);
   // Five full pages take all three chunks; the window, which may hold as much, needs two more.
-  replay.Add({.id = "big", .prompt = 17, .output = 3});
-  replay.Add({.id = "small", .prompt = 9, .output = 3});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll(
+      {{.id = "big", .prompt = 17, .output = 3}, {.id = "small", .prompt = 9, .output = 3}});
   EXPECT_THAT(replay.rejections["big"], HasSubstr("5 chunks, but the pool has 3"));
   EXPECT_EQ(replay.ends["small"], "length");
 }
@@ -203,6 +199,74 @@ TEST(SimulationLayoutsTest, TightPoolsServeEverybodyTheyAdmit) {
   // The pools are tight enough for that.
   EXPECT_GT(preempted, 20);
   EXPECT_GT(evicted, 100);
+}
+
+// --- Cross attention: blocks of encoders' inputs in admission and memory ---
+
+// A decoder's group and that of its encoder, blocks of 4 tokens.
+void UseEncoder(Replay* replay, int64_t num_blocks, int64_t max_encoder_tokens) {
+  replay->config.kv_cache.groups = {FullGroup(4), CrossGroup(4)};
+  replay->config.kv_cache.num_blocks = num_blocks;
+  replay->config.manager.enable_caching = false;
+  replay->config.manager.max_encoder_tokens = max_encoder_tokens;
+}
+
+// WE-47, step by step.
+TEST(SimulationLayoutsTest, ARequestTakesTheBlocksOfItsInputWhenItEnters) {
+  Replay replay;
+  UseEncoder(&replay, 20, 12);
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 6, .output = 4, .encoder = 10}}),
+              ElementsAre("0: A:6 [1,2,3,4,5]", "1: A:1 []", "2: A:1 []", "3: A:1 [6] fin A"));
+  const std::vector<BlockId> front(replay.free_queue.begin(), replay.free_queue.begin() + 8);
+  EXPECT_THAT(front, ElementsAre(5, 4, 3, 6, 2, 1, 7, 8));
+  EXPECT_EQ(replay.result.scheduler.num_encoder_tokens, 10);
+}
+
+// A trace's inputs are none of a model's that has no encoder.
+TEST(SimulationLayoutsTest, WithoutCrossAttentionInputsTakeNothing) {
+  Replay replay;
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 2, .output = 1, .encoder = 1500}}),
+              ElementsAre("0: A:2 [1] fin A"));
+  EXPECT_EQ(replay.result.scheduler.num_encoder_tokens, 0);
+}
+
+TEST(SimulationLayoutsTest, InputsThatCannotBeServedAreRejected) {
+  Replay replay;
+  UseEncoder(&replay, 4, 12);
+  replay.RunAll({{.id = "long", .prompt = 1, .output = 1, .encoder = 13},
+                 {.id = "big", .prompt = 1, .output = 1, .encoder = 12},
+                 {.id = "good", .prompt = 1, .output = 1, .encoder = 8}});
+  EXPECT_EQ(replay.rejections.size(), 2u);
+  EXPECT_EQ(replay.rejections["long"],
+            "the encoder's input has 13 tokens, expected 0 to max_encoder_tokens, which is 12");
+  EXPECT_THAT(
+      replay.rejections["big"],
+      HasSubstr("prompt 1 + output 1 tokens and 12 of the encoder's input need 4 blocks, but "
+                "the pool has 3"));
+  EXPECT_EQ(replay.ends["good"], "length");
+  EXPECT_EQ(replay.result.scheduler.num_blocks_for_too_big, 5);
+}
+
+TEST(SimulationLayoutsTest, ConfigurationsThatMakeNoSenseAreRefused) {
+  const auto refusal = [](bool has_cross, bool caching, int64_t tokens) {
+    Replay replay;
+    UseEncoder(&replay, 20, 12);
+    if (!has_cross) replay.config.kv_cache.groups.pop_back();
+    replay.config.manager.enable_caching = caching;
+    replay.config.scheduler.num_encoder_tokens = tokens;
+    replay.Add({.id = "A", .prompt = 1, .output = 1});
+    const absl::Status status = replay.Run();
+    EXPECT_TRUE(replay.lines.empty() || status.ok());
+    return std::string(status.message());
+  };
+  EXPECT_EQ(refusal(true, false, 12), "");
+  EXPECT_EQ(refusal(false, true, 0), "");
+  EXPECT_EQ(refusal(true, false, 13), "scheduler.num_encoder_tokens is 13, expected 0 to 12");
+  EXPECT_EQ(refusal(true, false, -1), "scheduler.num_encoder_tokens is -1, expected 0 to 12");
+  EXPECT_THAT(refusal(false, false, 3),
+              HasSubstr("scheduler.num_encoder_tokens is 3, expected 0: no KV-cache group"));
+  EXPECT_THAT(refusal(true, true, 12),
+              HasSubstr("manager.enable_caching is true, expected false with cross attention"));
 }
 
 }  // namespace

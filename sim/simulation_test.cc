@@ -1,9 +1,13 @@
 #include "sim/simulation.h"
 
-#include <numeric>
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sim/cost/pipeline.h"
 #include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -19,8 +23,7 @@ using Times = std::vector<double>;
 
 TEST(SimulationTest, EmptyPromptIsRejected) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 0, .output = 3});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 0, .output = 3}});
   EXPECT_THAT(replay.rejections["A"], HasSubstr("prompt has 0 tokens"));
   EXPECT_EQ(replay.result.num_rejected, 1);
   EXPECT_THAT(replay.lines, IsEmpty());
@@ -29,44 +32,31 @@ TEST(SimulationTest, EmptyPromptIsRejected) {
 TEST(SimulationTest, PromptAsLongAsTheLongestSequenceIsRejected) {
   Replay replay;
   replay.config.manager.max_model_len = 10;
-  replay.Add({.id = "A", .prompt = 10, .output = 1});
-  replay.Add({.id = "B", .prompt = 9, .output = 5});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 10, .output = 1}, {.id = "B", .prompt = 9, .output = 5}});
   EXPECT_THAT(replay.rejections["A"], HasSubstr("prompt has 10 tokens"));
   EXPECT_THAT(replay.rejections["A"], HasSubstr("max_model_len, which is 10"));
   EXPECT_EQ(replay.token_times["B"], (Times{1}));
-}
-
-TEST(SimulationTest, PoolThatJustFitsTheRequestServesIt) {
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 5;  // 4 usable
-  replay.Add({.id = "A", .prompt = 8, .output = 8});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(replay.ends["A"], "length");
 }
 
 TEST(SimulationTest, DraftsCountTowardsWhatARequestNeeds) {
   Replay replay;
   replay.config.kv_cache.num_blocks = 5;
   replay.config.scheduler.num_draft_tokens = 2;
-  replay.Add({.id = "A", .prompt = 8, .output = 8});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 8, .output = 8}});
   EXPECT_THAT(replay.rejections["A"], HasSubstr("need 5 blocks"));
 }
 
 TEST(SimulationTest, ZeroOutputProducesOneTokenByDefault) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 5, .output = 0});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 5, .output = 0}});
   EXPECT_EQ(replay.token_times["A"], (Times{1}));
 }
 
 TEST(SimulationTest, ZeroOutputSkippedIsCounted) {
   Replay replay;
   replay.config.zero_output = ZeroOutput::kSkip;
-  replay.Add({.id = "A", .prompt = 5, .output = 0});
-  replay.Add({.id = "B", .prompt = 5, .output = 1, .at = 3, .waits_for = {0}, .think = 4});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 5, .output = 0},
+                 {.id = "B", .prompt = 5, .output = 1, .at = 3, .waits_for = {0}, .think = 4}});
   EXPECT_EQ(replay.result.num_skipped, 1);
   EXPECT_EQ(replay.result.num_arrived, 1);
   EXPECT_THAT(replay.lines, ElementsAre("4: B:5 [1,2] fin B"));
@@ -76,9 +66,8 @@ TEST(SimulationTest, ZeroOutputPrefillEndsWithThePrompt) {
   Replay replay;
   replay.config.zero_output = ZeroOutput::kPrefill;
   replay.config.scheduler.max_num_batched_tokens = 4;
-  replay.Add({.id = "A", .prompt = 6, .output = 0});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, ElementsAre("0: A:4 [1]", "1: A:2 [2] fin A"));
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 6, .output = 0}}),
+              ElementsAre("0: A:4 [1]", "1: A:2 [2] fin A"));
   EXPECT_EQ(replay.result.scheduler.num_output_tokens, 0);
   EXPECT_EQ(replay.result.scheduler.num_first_time, 6);
 }
@@ -87,42 +76,37 @@ TEST(SimulationTest, ZeroOutputPrefillEndsWithThePrompt) {
 
 TEST(SimulationTest, DependentArrivesAfterFinishAndThinkTime) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 3});
-  replay.Add({.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 2.5});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
+                 {.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 2.5}});
   EXPECT_EQ(replay.first_scheduled["B"], 5.5);
 }
 
 TEST(SimulationTest, OwnTimeWinsIfItIsLater) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 3});
-  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 20, .waits_for = {0}, .think = 2});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
+                 {.id = "B", .prompt = 4, .output = 1, .at = 20, .waits_for = {0}, .think = 2}});
   EXPECT_EQ(replay.first_scheduled["B"], 20);
 }
 
 TEST(SimulationTest, DependencyFinishedBeforeTheRowWasReadStillCounts) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 3});
-  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 10, .waits_for = {0}, .think = 9});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
+                 {.id = "B", .prompt = 4, .output = 1, .at = 10, .waits_for = {0}, .think = 9}});
   EXPECT_EQ(replay.first_scheduled["B"], 12);
 }
 
 TEST(SimulationTest, AllDependenciesMustFinish) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 3});
-  replay.Add({.id = "B", .prompt = 4, .output = 6});
-  replay.Add({.id = "C", .prompt = 4, .output = 1, .waits_for = {0, 1}, .has_arrival = false});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
+                 {.id = "B", .prompt = 4, .output = 6},
+                 {.id = "C", .prompt = 4, .output = 1, .waits_for = {0, 1}, .has_arrival = false}});
   EXPECT_EQ(replay.first_scheduled["C"], 6);
 }
 
 TEST(SimulationTest, DependencyOnARejectedRequestIsMet) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 0, .output = 3});
-  replay.Add({.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 1});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 0, .output = 3},
+                 {.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 1}});
   EXPECT_EQ(replay.first_scheduled["B"], 1);
 }
 
@@ -130,10 +114,9 @@ TEST(SimulationTest, ConcurrencyStartsTheNextSessionWhenOneEnds) {
   Replay replay;
   replay.config.concurrency = 2;
   // Requests without a session are sessions of their own; their times do not matter.
-  replay.Add({.id = "A", .prompt = 4, .output = 2, .at = 100});
-  replay.Add({.id = "B", .prompt = 4, .output = 4, .at = 200});
-  replay.Add({.id = "C", .prompt = 4, .output = 1, .at = 300});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 2, .at = 100},
+                 {.id = "B", .prompt = 4, .output = 4, .at = 200},
+                 {.id = "C", .prompt = 4, .output = 1, .at = 300}});
   EXPECT_EQ(replay.first_scheduled["A"], 0);
   EXPECT_EQ(replay.first_scheduled["B"], 0);
   EXPECT_EQ(replay.first_scheduled["C"], 2);
@@ -143,18 +126,21 @@ TEST(SimulationTest, ConcurrencyCountsASessionUntilItsLastTurn) {
   Replay replay;
   replay.config.concurrency = 1;
   // The turns of two sessions alternate in the trace.
-  replay.Add({.id = "A1", .prompt = 4, .output = 2, .session = 1});
-  replay.Add({.id = "B1", .prompt = 4, .output = 1, .session = 2});
-  replay.Add({.id = "A2",
-              .prompt = 4,
-              .output = 2,
-              .session = 1,
-              .waits_for = {0},
-              .think = 3,
-              .has_arrival = false});
-  replay.Add(
-      {.id = "B2", .prompt = 4, .output = 1, .session = 2, .waits_for = {1}, .has_arrival = false});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A1", .prompt = 4, .output = 2, .session = 1},
+                 {.id = "B1", .prompt = 4, .output = 1, .session = 2},
+                 {.id = "A2",
+                  .prompt = 4,
+                  .output = 2,
+                  .session = 1,
+                  .waits_for = {0},
+                  .think = 3,
+                  .has_arrival = false},
+                 {.id = "B2",
+                  .prompt = 4,
+                  .output = 1,
+                  .session = 2,
+                  .waits_for = {1},
+                  .has_arrival = false}});
   EXPECT_EQ(replay.first_scheduled["A1"], 0);
   EXPECT_EQ(replay.first_scheduled["A2"], 5);
   EXPECT_EQ(replay.first_scheduled["B1"], 7);
@@ -164,9 +150,8 @@ TEST(SimulationTest, ConcurrencyCountsASessionUntilItsLastTurn) {
 TEST(SimulationTest, TurnsKeepTheirDistanceToTheFirstUnderConcurrency) {
   Replay replay;
   replay.config.concurrency = 1;
-  replay.Add({.id = "A1", .prompt = 4, .output = 1, .at = 50, .session = 1});
-  replay.Add({.id = "A2", .prompt = 4, .output = 1, .at = 57, .session = 1, .waits_for = {0}});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A1", .prompt = 4, .output = 1, .at = 50, .session = 1},
+                 {.id = "A2", .prompt = 4, .output = 1, .at = 57, .session = 1, .waits_for = {0}}});
   EXPECT_EQ(replay.first_scheduled["A1"], 0);
   EXPECT_EQ(replay.first_scheduled["A2"], 7);
 }
@@ -176,11 +161,10 @@ TEST(SimulationTest, ConcurrencyMayStartSessionsOneByOne) {
   replay.config.concurrency = 3;
   replay.config.start_jitter = 10 * kSecond;
   replay.config.start_delay = 5 * kSecond;
-  replay.Add({.id = "A", .prompt = 4, .output = 2});
-  replay.Add({.id = "B", .prompt = 4, .output = 1});
-  replay.Add({.id = "C", .prompt = 4, .output = 1});
-  replay.Add({.id = "D", .prompt = 4, .output = 1});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 2},
+                 {.id = "B", .prompt = 4, .output = 1},
+                 {.id = "C", .prompt = 4, .output = 1},
+                 {.id = "D", .prompt = 4, .output = 1}});
   EXPECT_EQ(replay.first_scheduled["A"], 0);
   EXPECT_NEAR(replay.first_scheduled["B"], 6.18, 0.01);
   EXPECT_NEAR(replay.first_scheduled["C"], 2.36, 0.01);
@@ -190,34 +174,13 @@ TEST(SimulationTest, ConcurrencyMayStartSessionsOneByOne) {
 
 // --- Aborts ---
 
-TEST(SimulationTest, AbortTakesEffectBeforeTheNextOutputs) {
-  Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 10, .abort_after = 2.5});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(replay.token_times["A"], (Times{1, 2}));  // V-84
-  EXPECT_EQ(replay.ends["A"], "abort");
-  EXPECT_EQ(replay.result.num_aborted_time, 1);
-  EXPECT_EQ(replay.free_queue.size(), 999);
-}
-
-TEST(SimulationTest, AbortAfterTheEndDoesNothing) {
-  Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 2, .abort_after = 50});
-  replay.Add({.id = "B", .prompt = 4, .output = 2, .at = 10});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(replay.ends["A"], "length");
-  EXPECT_EQ(replay.ends["B"], "length");
-  EXPECT_EQ(replay.result.end_time, 12 * kSecond);
-}
-
 TEST(SimulationTest, GivesUpAfterWaitingTooLong) {
   Replay replay;
   replay.config.scheduler.max_num_seqs = 1;
   replay.config.max_queue_time = 3 * kSecond;
-  replay.Add({.id = "A", .prompt = 4, .output = 6});
-  replay.Add({.id = "B", .prompt = 4, .output = 1});
-  replay.Add({.id = "C", .prompt = 4, .output = 1, .at = 4});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 6},
+                 {.id = "B", .prompt = 4, .output = 1},
+                 {.id = "C", .prompt = 4, .output = 1, .at = 4}});
   EXPECT_EQ(replay.ends["A"], "length");
   EXPECT_EQ(replay.ends["B"], "abort");
   EXPECT_EQ(replay.ends["C"], "length");
@@ -228,19 +191,16 @@ TEST(SimulationTest, PreemptedRequestDoesNotGiveUp) {
   Replay replay;
   replay.config.kv_cache.num_blocks = 7;
   replay.config.max_queue_time = 2 * kSecond;
-  replay.Add({.id = "A", .prompt = 8, .output = 9});
-  replay.Add({.id = "B", .prompt = 8, .output = 9});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 8, .output = 9}, {.id = "B", .prompt = 8, .output = 9}});
   EXPECT_EQ(replay.result.num_finished, 2);
 }
 
 TEST(SimulationTest, AbortingASessionAbortsItsUnstartedTurns) {
   Replay replay;
-  replay.Add({.id = "A1", .prompt = 4, .output = 9, .abort_after = 3, .session = 1});
-  replay.Add({.id = "A2", .prompt = 4, .output = 1, .session = 1, .waits_for = {0}});
-  replay.Add({.id = "A3", .prompt = 4, .output = 1, .at = 30, .session = 1, .waits_for = {1}});
-  replay.Add({.id = "B1", .prompt = 4, .output = 1, .at = 40, .session = 2});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A1", .prompt = 4, .output = 9, .abort_after = 3, .session = 1},
+                 {.id = "A2", .prompt = 4, .output = 1, .session = 1, .waits_for = {0}},
+                 {.id = "A3", .prompt = 4, .output = 1, .at = 30, .session = 1, .waits_for = {1}},
+                 {.id = "B1", .prompt = 4, .output = 1, .at = 40, .session = 2}});
   EXPECT_EQ(replay.ends["A1"], "abort");
   EXPECT_EQ(replay.ends["A2"], "abort");
   EXPECT_EQ(replay.ends["A3"], "abort");
@@ -254,10 +214,9 @@ TEST(SimulationTest, AbortingASessionAbortsItsUnstartedTurns) {
 
 TEST(SimulationTest, IdleClockJumpsToTheNextArrival) {
   Replay replay;
-  replay.Add({.id = "A", .prompt = 4, .output = 1, .at = 1.5});
-  replay.Add({.id = "B", .prompt = 4, .output = 1, .at = 86400});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, ElementsAre("1.5: A:4 [1] fin A", "86400: B:4 [2] fin B"));
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 4, .output = 1, .at = 1.5},
+                             {.id = "B", .prompt = 4, .output = 1, .at = 86400}}),
+              ElementsAre("1.5: A:4 [1] fin A", "86400: B:4 [2] fin B"));
   EXPECT_EQ(replay.result.busy_time, 2 * kSecond);
 }
 
@@ -297,9 +256,7 @@ TEST(SimulationTest, HostTimeIsAddedToEveryStep) {
   Replay replay;
   replay.config.host_time_per_step = 100 * kMillisecond;
   replay.config.host_time_per_request = 50 * kMillisecond;
-  replay.Add({.id = "A", .prompt = 4, .output = 1});
-  replay.Add({.id = "B", .prompt = 4, .output = 1});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 1}, {.id = "B", .prompt = 4, .output = 1}});
   EXPECT_EQ(replay.result.end_time, kSecond + 200 * kMillisecond);
 }
 
@@ -309,10 +266,9 @@ TEST(SimulationTest, EmptyStepTakesItsTime) {
   replay.config.scheduler.policy = SchedulingPolicy::kPriority;
   replay.config.scheduler.rules = SchedulerRules::Of(EngineVersion::kVllm025);  // until V-72
   replay.config.empty_step_time = 250 * kMillisecond;
-  replay.Add({.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5});
-  replay.Add({.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, Contains("5.25: B:1 []"));
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 8, .output = 6, .at = 0, .priority = 5},
+                             {.id = "B", .prompt = 8, .output = 6, .at = 0.5, .priority = 1}}),
+              Contains("5.25: B:1 []"));
   EXPECT_EQ(replay.result.scheduler.num_empty_steps, 1);
 }
 
@@ -355,65 +311,9 @@ TEST(SimulationTest, ProgressCallbackCanStopTheRun) {
 TEST(SimulationTest, HeadThatCannotFitIsNotTriedAgainUntilSomethingChanges) {
   Replay replay;
   replay.config.kv_cache.num_blocks = 9;
-  replay.Add({.id = "A", .prompt = 16, .output = 12});
-  replay.Add({.id = "B", .prompt = 20, .output = 1});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 16, .output = 12}, {.id = "B", .prompt = 20, .output = 1}});
   EXPECT_EQ(replay.first_scheduled["B"], 12);
   EXPECT_EQ(replay.admission_attempts, 3);  // A; B in vain; B after A's end
-}
-
-TEST(SimulationTest, BlockedHeadIsTriedAgainWhenItsFirstMissingBlockIsRegistered) {
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 6;
-  replay.config.scheduler.long_prefill_token_threshold = 2;
-  const std::vector<int64_t> shared = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-  replay.Add({.id = "C", .prompt = 1, .output = 3});
-  replay.Add({.id = "A", .prompt = 12, .output = 1, .content = shared});
-  replay.Add({.id = "B", .prompt = 13, .output = 1, .content = shared});
-  ASSERT_TRUE(replay.Run().ok());
-  // B needs 4 of 3 free blocks, then, with A's first block complete, 3 of 3.
-  EXPECT_EQ(replay.lines[0], "0: C:1 [1], A:2 [2]");
-  EXPECT_EQ(replay.lines[1], "1: C:1 [], A:2 [], B:2h4 [3]");
-}
-
-TEST(SimulationTest, BlockedHeadIsTriedAgainWithASmallerBudget) {
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 3;
-  replay.config.scheduler.reserve_full_isl = false;
-  replay.config.scheduler.max_num_batched_tokens = 6;
-  replay.config.scheduler.num_draft_tokens = 2;
-  replay.Add({.id = "A", .prompt = 1, .output = 3});
-  replay.Add({.id = "B", .prompt = 5, .output = 1});
-  ASSERT_TRUE(replay.Run().ok());
-  // 5 tokens need two blocks, the 3 that A's drafts leave need one.
-  EXPECT_EQ(replay.lines[0], "0: A:1 [1]");
-  EXPECT_EQ(replay.lines[1], "1: A:3 [], B:3 [2]");
-}
-
-TEST(SimulationTest, WithdrawingAnEarlierRequestSkipsNoLaterOne) {
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 7;
-  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
-  replay.Add({.id = "A", .prompt = 6, .output = 4, .at = 0, .priority = 5});
-  replay.Add({.id = "B", .prompt = 8, .output = 4, .at = 1, .priority = 1});
-  replay.Add({.id = "C", .prompt = 5, .output = 4, .at = 1, .priority = 1});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:1 [] preempt A");
-}
-
-TEST(SimulationTest, WithdrawnTokensReturnToTheBudget) {
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 5;
-  replay.config.kv_cache.groups = {FullGroup(16)};
-  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
-  replay.config.scheduler.max_num_batched_tokens = 18;
-  replay.config.scheduler.reserve_full_isl = false;
-  replay.Add({.id = "A", .prompt = 17, .output = 10, .at = 0, .priority = 5});
-  replay.Add({.id = "B", .prompt = 16, .output = 4, .at = 1, .priority = 1});
-  replay.Add({.id = "C", .prompt = 20, .output = 1, .at = 1, .priority = 1});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(replay.lines[1], "1: A:1 [], B:16 [3], C:1 [4]");
-  EXPECT_EQ(replay.lines[2], "2: B:1 [2], C:17 [1] preempt A");
 }
 
 TEST(SimulationTest, ChunkedPrefillOffWithALongPromptMakesNoProgress) {
@@ -445,8 +345,7 @@ TEST(SimulationTest, WindowedModelHoldsFewBlocksForALongSequence) {
   replay.config.kv_cache.num_blocks = 8;
   replay.config.kv_cache.groups = {WindowGroup(4, 8)};
   replay.config.scheduler.max_num_batched_tokens = 8;
-  replay.Add({.id = "A", .prompt = 40, .output = 40});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 40, .output = 40}});
   EXPECT_EQ(replay.ends["A"], "length");
   EXPECT_EQ(replay.result.scheduler.num_preemptions, 0);
 }
@@ -461,8 +360,7 @@ TEST(SimulationTest, KvEventsAreDeliveredOncePerIteration) {
   Replay replay;
   replay.config.manager.enable_events = true;
   replay.further_observers = {&counter};
-  replay.Add({.id = "A", .prompt = 8, .output = 6});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 8, .output = 6}});
   ASSERT_EQ(counter.batches.size(), 2);  // the prompt's blocks, then the one that output fills
   EXPECT_EQ(counter.batches[0].first, kSecond);
   EXPECT_EQ(counter.batches[1].first, 5 * kSecond);
@@ -475,6 +373,80 @@ TEST(SimulationTest, NullArgumentsAreRefused) {
   EXPECT_FALSE(Simulation::Create(defaults.config, nullptr, step_time->get(), {}).ok());
   EXPECT_FALSE(Simulation::Create(defaults.config, &reader, nullptr, {}).ok());
   EXPECT_FALSE(Simulation::Create(defaults.config, &reader, step_time->get(), {nullptr}).ok());
+}
+
+// --- Asynchronous steps ---
+
+TEST(SimulationTest, HostTimeIsBesideTheStep) {
+  for (const SimTime host : {100 * kMillisecond, 3 * kSecond}) {
+    Replay replay;
+    replay.config.scheduler.async = true;
+    replay.config.host_time_per_step = host;
+    replay.RunAll({{.id = "A", .prompt = 4, .output = 2}});
+    EXPECT_EQ(replay.result.end_time, 2 * std::max(host, kSecond));
+  }
+}
+
+TEST(SimulationTest, RequestWithoutOutputEndsWithItsPrompt) {
+  Replay replay;
+  replay.config.scheduler.async = true;
+  replay.config.zero_output = ZeroOutput::kPrefill;
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 8, .output = 0}}),
+              ElementsAre("0: A:8 [1,2] fin A"));
+  EXPECT_EQ(replay.token_times.count("A"), 0);
+}
+
+// --- Pipeline stages ---
+
+// Stages of a second each.
+std::unique_ptr<StepTimeModel> SecondsPerStage(int64_t num_stages) {
+  std::vector<std::unique_ptr<StepTimeModel>> clocks;
+  for (int64_t s = 0; s < num_stages; ++s) clocks.push_back(MakeFixedStepTime(kSecond).value());
+  const std::vector<SendTime> sends(static_cast<size_t>(num_stages - 1));
+  return MakePipeline(std::move(clocks), sends).value();
+}
+
+struct PipelineReplay : Replay {
+  explicit PipelineReplay(int64_t num_stages, bool async) : clock(SecondsPerStage(num_stages)) {
+    step_time = clock.get();
+    config.scheduler.pipeline_stages = num_stages;
+    config.scheduler.async = async;
+  }
+  std::unique_ptr<StepTimeModel> clock;
+};
+
+TEST(SimulationTest, SM28OneRequestHasAStepUnderWayAtATime) {
+  for (const bool async : {false, true}) {
+    PipelineReplay replay(2, async);
+    replay.RunAll({{.id = "A", .prompt = 4, .output = 3}});
+    EXPECT_EQ(replay.token_times["A"], (Times{2, 4, 6}));
+    EXPECT_THAT(replay.device, ElementsAre("0-2", "2-4", "4-6"));
+    EXPECT_EQ(replay.result.busy_time, 6 * kSecond);
+    EXPECT_EQ(replay.result.stage_time, 6 * kSecond);  // half of what two stages could
+    // Asynchronously the second call for it is the one after next (V-78).
+    EXPECT_EQ(replay.lines[1], async ? "0: A:1 [2]" : "2: A:1 [2]");
+  }
+}
+
+TEST(SimulationTest, SM28TwoRequestsFillTwoStages) {
+  PipelineReplay replay(2, /*async=*/true);
+  replay.config.scheduler.max_num_batched_tokens = 4;
+  replay.config.scheduler.max_num_seqs = 4;
+  EXPECT_THAT(
+      replay.RunAll({{.id = "A", .prompt = 4, .output = 2}, {.id = "B", .prompt = 4, .output = 2}}),
+      ElementsAre("0: A:4 [1]", "0: B:4 [2]", "0: A:1 [3] fin A", "2: B:1 [4] fin B"));
+  EXPECT_THAT(replay.device, ElementsAre("0-2", "1-3", "2-4", "3-5"));
+  EXPECT_EQ(replay.result.busy_time, 5 * kSecond);
+  EXPECT_EQ(replay.result.stage_time, 8 * kSecond);
+}
+
+TEST(SimulationTest, ClockAndSchedulerMustAgreeOnStages) {
+  PipelineReplay replay(2, /*async=*/true);
+  replay.config.scheduler.pipeline_stages = 3;
+  replay.Add({.id = "A", .prompt = 4, .output = 1});
+  const absl::Status status = replay.Run();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("2 pipeline stages, expected 3"));
 }
 
 }  // namespace

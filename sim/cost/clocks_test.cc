@@ -124,24 +124,6 @@ TEST(LinkTest, TransfersShareInEqualParts) {
                                        .busy_time = 9}));
 }
 
-TEST(LinkTest, FifoServesOneAfterTheOther) {
-  Link link = Make({.bytes_per_second = 1'000'000'000'000, .sharing = LinkSharing::kFifo});
-  link.Start(0, 4);
-  link.Start(2, 5);
-  link.Start(2, 1);
-  EXPECT_EQ(RunAll(link), (std::vector<Link::Ended>{{0, 4, 0}, {1, 9, 2}, {2, 10, 7}}));
-}
-
-// Latency is a transfer's own: B's passes while A moves.
-TEST(LinkTest, LatencyTakesNoBandwidth) {
-  Link link = Make({.bytes_per_second = 1'000'000'000'000, .latency = 10});
-  link.Start(0, 6);
-  link.Start(6, 2);
-  EXPECT_EQ(link.NextEnd(), 16);
-  EXPECT_EQ(RunAll(link), (std::vector<Link::Ended>{{0, 16, 0}, {1, 18, 0}}));
-  EXPECT_EQ(link.totals().busy_time, 8);
-}
-
 TEST(LinkTest, BadOptionsAreRefused) {
   EXPECT_EQ(Link::Create({}).status().message(),
             "bytes_per_second: got 0, expected 1 to 1000000000000000");

@@ -17,6 +17,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/cost/kernel_tables.pb.h"
 #include "sim/cost/sim_time.h"
 
@@ -62,7 +64,7 @@ constexpr int64_t kMaxAxisValue = int64_t{1} << 50;
 constexpr int64_t kMaxLogTime = int64_t{44} << KernelGrid::kStoredLogBits;
 
 absl::Status Damaged(absl::string_view where, absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat(where, ": ", what));
+  return InvalidArgument(where, ": ", what);
 }
 
 absl::StatusOr<std::string> Inflate(const std::string& packed, int64_t size,
@@ -105,13 +107,12 @@ absl::StatusOr<KernelGrid> MakeGrid(const pb::KernelGrid& grid, const std::strin
   std::vector<std::vector<int64_t>> axes;
   size_t num_corners = 1;
   for (int i = 0; i < grid.axis_size(); ++i) {
-    auto axis = AxisOf(grid, i, where);
-    if (!axis.ok()) return axis.status();
-    if (axis->size() > kMaxCorners / num_corners) {
+    KVBLOCKS_ASSIGN_OR_RETURN(auto axis, AxisOf(grid, i, where));
+    if (axis.size() > kMaxCorners / num_corners) {
       return Damaged(where, absl::StrCat("more than ", kMaxCorners, " corners"));
     }
-    num_corners *= axis->size();
-    axes.push_back(*std::move(axis));
+    num_corners *= axis.size();
+    axes.push_back(std::move(axis));
   }
   const auto num_times = static_cast<size_t>(grid.log_time_size());
   const auto num_holes = static_cast<size_t>(grid.hole_size());
@@ -275,10 +276,10 @@ absl::StatusOr<KernelTables> ParseKernelTables(std::string_view data, const std:
                                             "; there are those of ", absl::StrJoin(names, ", ")));
   }
   const std::string where = absl::StrCat(source, ": ", device);
-  auto inflated = Inflate(found->operations_zlib(), found->operations_bytes(), where);
-  if (!inflated.ok()) return inflated.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto inflated,
+                            Inflate(found->operations_zlib(), found->operations_bytes(), where));
   pb::KernelOperations operations;
-  if (!operations.ParseFromString(*inflated)) return Damaged(where, "its operations are damaged");
+  if (!operations.ParseFromString(inflated)) return Damaged(where, "its operations are damaged");
 
   KernelTables tables;
   tables.device_ = device;
@@ -286,9 +287,9 @@ absl::StatusOr<KernelTables> ParseKernelTables(std::string_view data, const std:
   for (const auto& operation : operations.operation()) {
     KernelTables::Grids& grids = tables.operations_[operation.name()];
     for (const pb::KernelGrid& grid : operation.grid()) {
-      auto made = MakeGrid(grid, absl::StrCat(where, ": ", operation.name(), " ", grid.key()));
-      if (!made.ok()) return made.status();
-      grids.insert_or_assign(grid.key(), *std::move(made));
+      KVBLOCKS_ASSIGN_OR_RETURN(
+          auto made, MakeGrid(grid, absl::StrCat(where, ": ", operation.name(), " ", grid.key())));
+      grids.insert_or_assign(grid.key(), std::move(made));
     }
   }
   return tables;

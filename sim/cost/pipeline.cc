@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/cost/attention_cost.h"
 
 namespace kvblocks::sim {
@@ -30,9 +32,8 @@ class PipelinedSteps : public StepTimeModel {
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override {
     std::vector<SimTime> stages(num_stages_), sends(num_stages_ - 1);
-    absl::Status status =
-        StageTimes(work, decodes, absl::MakeSpan(stages), absl::MakeSpan(sends));
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        StageTimes(work, decodes, absl::MakeSpan(stages), absl::MakeSpan(sends)));
     std::optional<SimTime> sum = 0;
     for (size_t s = 0; s < num_stages_ && sum; ++s) {
       sum = CheckedAdd(*sum, stages[s]);
@@ -54,9 +55,7 @@ class Pipeline final : public PipelinedSteps {
   absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                           absl::Span<SimTime> stages, absl::Span<SimTime> sends) const override {
     for (size_t s = 0; s < stages_.size(); ++s) {
-      const auto time = stages_[s]->StepTime(work, decodes);
-      if (!time.ok()) return time.status();
-      stages[s] = *time;
+      KVBLOCKS_ASSIGN_OR_RETURN(stages[s], stages_[s]->StepTime(work, decodes));
     }
     for (size_t s = 0; s < sends_.size(); ++s) {
       const auto bytes = CheckedMultiply(sends_[s].per_token, NumTokens(work, decodes));
@@ -104,11 +103,10 @@ class DividedClock final : public PipelinedSteps {
 
   absl::Status StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                           absl::Span<SimTime> stages, absl::Span<SimTime> sends) const override {
-    const auto time = whole_->StepTime(work, decodes);
-    if (!time.ok()) return time.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto time, whole_->StepTime(work, decodes));
     SimTime before = 0;
     for (size_t s = 0; s + 1 < first_.size(); ++s) {
-      const auto until = static_cast<SimTime>(Wide{*time} * first_[s + 1] / first_.back());
+      const auto until = static_cast<SimTime>(Wide{time} * first_[s + 1] / first_.back());
       stages[s] = until - before;
       before = until;
     }
@@ -169,13 +167,11 @@ class DraftedStepTime final : public StepTimeModel {
                                      absl::Span<const SequenceWork> work,
                                      const Decodes& decodes) const {
     if (!verified.ok()) return verified.status();
-    const auto first = drafter_->StepTime(work, decodes);
-    if (!first.ok()) return first.status();
-    Wide total = Wide{*verified} + *first;
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto first, drafter_->StepTime(work, decodes));
+    Wide total = Wide{*verified} + first;
     if (num_passes_ > 1) {
-      const auto further = FurtherPass(work, decodes);
-      if (!further.ok()) return further.status();
-      total += Wide{*further} * (num_passes_ - 1);
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto further, FurtherPass(work, decodes));
+      total += Wide{further} * (num_passes_ - 1);
     }
     if (total > kMaxSimTime) {
       return absl::OutOfRangeError("a step with drafts takes longer than the clock's 106 days");
@@ -216,8 +212,8 @@ class DraftedStepTime final : public StepTimeModel {
 absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parallel,
                                       double link_gb_per_s, SimTime latency) {
   if (!(link_gb_per_s > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "link_gb_per_s is ", link_gb_per_s, ", expected more than 0 with pipeline stages"));
+    return InvalidArgument("link_gb_per_s is ", link_gb_per_s,
+                           ", expected more than 0 with pipeline stages");
   }
   constexpr double kTensors = 2, kValueBytes = 2;
   const double bytes = kTensors * kValueBytes * static_cast<double>(hidden_size) /
@@ -229,9 +225,8 @@ absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parall
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakePipeline(
     std::vector<std::unique_ptr<StepTimeModel>> stages, std::vector<SendTime> sends) {
   if (stages.size() < 2 || sends.size() + 1 != stages.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stages has ", stages.size(), " clocks and ", sends.size(),
-                     " sends, expected at least 2, and one send less"));
+    return InvalidArgument("stages has ", stages.size(), " clocks and ", sends.size(),
+                           " sends, expected at least 2, and one send less");
   }
   for (const auto& stage : stages) {
     if (stage == nullptr || stage->num_stages() != 1) {

@@ -12,6 +12,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -41,8 +42,7 @@ class RecordedSteps final : public StepTimeModel {
 
 absl::Status BadLine(const std::string& source, int64_t line, absl::string_view what,
                      absl::string_view got) {
-  return absl::InvalidArgumentError(
-      absl::StrCat(source, ":", line, ": got \"", got.substr(0, 60), "\", expected ", what));
+  return InvalidArgument(source, ":", line, ": got \"", got.substr(0, 60), "\", expected ", what);
 }
 
 // Position of a column, or -1.
@@ -66,8 +66,7 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
       int code = Z_OK;
       gzerror(file, &code);
       // A folder, for example, can be opened.
-      status = code == Z_ERRNO ? absl::InvalidArgumentError(absl::StrCat(
-                                     path, ": cannot be read: ", std::strerror(errno)))
+      status = code == Z_ERRNO ? InvalidArgument(path, ": cannot be read: ", std::strerror(errno))
                                : absl::DataLossError(absl::StrCat(path, ": is damaged"));
     }
     if (size <= 0) break;
@@ -122,7 +121,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ParseRecordedSteps(const std::str
     times.push_back(*end - begin);
     last_end = *end;
   }
-  if (times.empty()) return absl::InvalidArgumentError(absl::StrCat(source, ": no steps"));
+  if (times.empty()) return InvalidArgument(source, ": no steps");
   return std::unique_ptr<StepTimeModel>(std::make_unique<RecordedSteps>(std::move(times), source));
 }
 

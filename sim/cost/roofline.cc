@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/field_error.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/model_facts.h"
 #include "sim/cost/attention_cost.h"
 #include "sim/cost/nodes.h"
@@ -210,9 +212,8 @@ absl::Status CheckAll(absl::string_view prefix, std::initializer_list<Bounded<T>
                       Text text) {
   for (const Bounded<T>& f : fields) {
     if (f.value >= f.low && f.value <= f.high) continue;
-    return absl::InvalidArgumentError(absl::StrCat(prefix, ".", f.field, " is ", text(f.value),
-                                                   ", expected ", text(f.low), " to ",
-                                                   text(f.high)));
+    return InvalidArgument(prefix, ".", f.field, " is ", text(f.value), ", expected ", text(f.low),
+                           " to ", text(f.high));
   }
   return absl::OkStatus();
 }
@@ -241,8 +242,8 @@ SimTime CopyRate::TimeOf(int64_t bytes) const {
 }
 
 absl::Status Validate(const RooflineOptions& options) {
-  if (absl::Status status = Validate(options.device); !status.ok()) return status;
-  if (absl::Status status = Validate(options.model); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options.device));
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options.model));
   if (!options.kv_cache_dtype.empty()) {
     const auto format = ResolveCacheDtype(options.model, {.cache_dtype = options.kv_cache_dtype});
     if (!format.ok()) return WithFieldPrefix(format.status(), "roofline");
@@ -252,19 +253,18 @@ absl::Status Validate(const RooflineOptions& options) {
   if (!status.ok()) return status;
   if (options.decode_context_parallel < 1 ||
       options.tensor_parallel % options.decode_context_parallel != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "roofline.decode_context_parallel is ", options.decode_context_parallel,
-        ", expected a divisor of tensor_parallel ", options.tensor_parallel));
+    return InvalidArgument("roofline.decode_context_parallel is ", options.decode_context_parallel,
+                           ", expected a divisor of tensor_parallel ", options.tensor_parallel);
   }
   status = CheckCounts("roofline", {{"data_parallel", options.data_parallel, 1, 1024}});
   if (!status.ok()) return status;
   const bool is_divided = options.tensor_parallel > 1;
   if ((is_divided || (options.data_parallel > 1 && options.model.experts)) &&
       !(options.device.link_gb_per_s > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "device ", options.device.name, ": link_gb_per_s is ", options.device.link_gb_per_s,
-        ", expected more than 0 with ", is_divided ? "tensor_parallel " : "data_parallel ",
-        is_divided ? options.tensor_parallel : options.data_parallel));
+    return InvalidArgument("device ", options.device.name, ": link_gb_per_s is ",
+                           options.device.link_gb_per_s, ", expected more than 0 with ",
+                           is_divided ? "tensor_parallel " : "data_parallel ",
+                           is_divided ? options.tensor_parallel : options.data_parallel);
   }
   status = CheckNumbers("roofline",
                         {{"compute_efficiency", options.compute_efficiency, 1e-3, 1.0},
@@ -279,7 +279,7 @@ absl::Status Validate(const RooflineOptions& options) {
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeRoofline(const RooflineOptions& options) {
-  if (absl::Status status = Validate(options); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options));
   return std::unique_ptr<StepTimeModel>(std::make_unique<Roofline>(options));
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -23,9 +24,9 @@ constexpr std::array<Unit, 7> kUnits = {{{"h", 3600 * kSecond},
                                          {"ps", kPicosecond}}};
 
 absl::Status BadDuration(std::string_view text, const char* why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("not a duration: \"", absl::string_view(text.data(), text.size()), "\": ", why,
-                   "; write for example 20ms, 1.5s, 3us (units: h, min, s, ms, us, ns, ps)"));
+  return InvalidArgument("not a duration: \"", absl::string_view(text.data(), text.size()),
+                         "\": ", why,
+                         "; write for example 20ms, 1.5s, 3us (units: h, min, s, ms, us, ns, ps)");
 }
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }

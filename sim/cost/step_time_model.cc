@@ -1,6 +1,7 @@
 #include "sim/cost/step_time_model.h"
 
-#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -23,16 +24,13 @@ class FixedStepTime final : public StepTimeModel {
 
 absl::Status StepTimeModel::StageTimes(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                        absl::Span<SimTime> stages, absl::Span<SimTime>) const {
-  const auto time = StepTime(work, decodes);
-  if (!time.ok()) return time.status();
-  stages[0] = *time;
+  KVBLOCKS_ASSIGN_OR_RETURN(stages[0], StepTime(work, decodes));
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeFixedStepTime(SimTime step_time) {
   if (step_time < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("step_time is ", step_time, " ps, expected at least 1 ps"));
+    return InvalidArgument("step_time is ", step_time, " ps, expected at least 1 ps");
   }
   return std::unique_ptr<StepTimeModel>(std::make_unique<FixedStepTime>(step_time));
 }

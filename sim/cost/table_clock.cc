@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -277,7 +278,7 @@ void TableClock::Tally(absl::Span<const SequenceWork> work, const Decodes& decod
 }  // namespace
 
 absl::Status Validate(const TableClockOptions& options) {
-  if (absl::Status bad = Validate(options.layers.roofline); !bad.ok()) return bad;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options.layers.roofline));
   constexpr SimTime kLongest = 60 * kSecond;
   constexpr int64_t kMost = int64_t{1} << 31;
   absl::Status status = CheckTimes(
@@ -303,7 +304,7 @@ absl::Status Validate(const TableClockOptions& options) {
 
 absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTableClock(const KernelTables& tables,
                                                               const TableClockOptions& options) {
-  if (absl::Status status = Validate(options); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options));
   const LayerTimes times(tables, options.layers);
   if (!times.has_measured()) {
     return absl::FailedPreconditionError(absl::StrCat("the kernel tables of ", tables.device(),

@@ -8,6 +8,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -38,35 +39,32 @@ absl::Status Validate(const AcceptanceModel& model, int64_t num_draft_tokens) {
   switch (model.kind) {
     case AcceptanceModel::Kind::kFixed:
       if (model.fixed < 0 || model.fixed > num_draft_tokens) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("scheduler.acceptance.fixed is ", model.fixed, ", expected 0 to ",
-                         num_draft_tokens, ", the number of draft tokens"));
+        return InvalidArgument("scheduler.acceptance.fixed is ", model.fixed, ", expected 0 to ",
+                               num_draft_tokens, ", the number of draft tokens");
       }
       if (count != 0) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("scheduler.acceptance.probabilities has ", count,
-                         " entries, expected none for a fixed number"));
+        return InvalidArgument("scheduler.acceptance.probabilities has ", count,
+                               " entries, expected none for a fixed number");
       }
       return absl::OkStatus();
     case AcceptanceModel::Kind::kIid:
       if (count != 1) {
-        return absl::InvalidArgumentError(absl::StrCat("scheduler.acceptance.probabilities has ",
-                                                       count, " entries, expected 1 for iid"));
+        return InvalidArgument("scheduler.acceptance.probabilities has ", count,
+                               " entries, expected 1 for iid");
       }
       break;
     case AcceptanceModel::Kind::kTable:
       if (count != static_cast<size_t>(num_draft_tokens)) {
-        return absl::InvalidArgumentError(absl::StrCat("scheduler.acceptance.probabilities has ",
-                                                       count, " entries, expected ",
-                                                       num_draft_tokens, ", one per draft token"));
+        return InvalidArgument("scheduler.acceptance.probabilities has ", count,
+                               " entries, expected ", num_draft_tokens, ", one per draft token");
       }
       break;
   }
   for (size_t j = 0; j < count; ++j) {
     const double p = model.probabilities[j];
     if (!(p >= 0.0 && p <= 1.0)) {  // also refuses NaN
-      return absl::InvalidArgumentError(
-          absl::StrCat("scheduler.acceptance.probabilities[", j, "] is ", p, ", expected 0 to 1"));
+      return InvalidArgument("scheduler.acceptance.probabilities[", j, "] is ", p,
+                             ", expected 0 to 1");
     }
   }
   return absl::OkStatus();

@@ -1,15 +1,11 @@
-// The small parts of the engine: acceptance of drafts, skipped decodes, the waiting queue, rules of
-// --retain.
+// The small parts of the engine: acceptance of drafts, rules of --retain.
 
-#include <deque>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/engine/acceptance.h"
 #include "sim/engine/retention_rules.h"
-#include "sim/engine/skipped_decodes.h"
-#include "sim/engine/waiting_queue.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -101,144 +97,6 @@ TEST(AcceptanceTest, DrawsDependOnSeedRequestAndVerificationOnly) {
   EXPECT_GT(differ_by_seed, 30);
   EXPECT_GT(differ_by_row, 30);
   EXPECT_GT(differ_by_step, 30);
-}
-
-using ::testing::ElementsAre;
-using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
-
-SimRequest With(int64_t admission, int64_t num_computed) {
-  SimRequest request;
-  request.admission = admission;
-  request.num_computed = num_computed;
-  return request;
-}
-
-class SkippedDecodesTest : public ::testing::Test {
- protected:
-  // Steps are scheduled one after the other.
-  void Step() {
-    skipped_.Advance();
-    ++next_;
-  }
-  std::vector<SimRequest*> Due() {
-    std::vector<SimRequest*> due;
-    skipped_.TakeDue(next_, &due);
-    return due;
-  }
-  SkippedDecodes skipped_;
-  int64_t next_ = 11;  // step 10 was the last one
-};
-
-TEST_F(SkippedDecodesTest, MembersComeBackWhenTheyAreDue) {
-  SimRequest a = With(1, 100), b = With(2, 200), c = With(3, 300);
-  skipped_.Add(a, 10, 13);
-  skipped_.Add(b, 10, 12);
-  skipped_.Add(c, 10, 13);
-  EXPECT_EQ(skipped_.latest_admission(), 3);
-  EXPECT_EQ(skipped_.sum_computed(), 600);
-  EXPECT_THAT(Due(), IsEmpty());
-  Step();
-  EXPECT_EQ(skipped_.sum_computed(), 603);
-  EXPECT_THAT(Due(), ElementsAre(&b));
-  EXPECT_EQ(skipped_.sum_computed(), 402);
-  Step();
-  EXPECT_EQ(SkippedDecodes::NumComputed(a, next_), 102);
-  EXPECT_THAT(Due(), UnorderedElementsAre(&a, &c));
-  EXPECT_EQ(skipped_.size(), 0);
-  EXPECT_EQ(skipped_.sum_computed(), 0);
-  EXPECT_EQ(skipped_.latest_admission(), -1);
-}
-
-TEST_F(SkippedDecodesTest, RemovedMemberDoesNotComeBack) {
-  SimRequest a = With(1, 100), b = With(2, 200);
-  skipped_.Add(a, 10, 12);
-  skipped_.Add(b, 10, 12);
-  skipped_.Remove(a, next_);
-  EXPECT_EQ(skipped_.sum_computed(), 200);
-  Step();
-  EXPECT_THAT(Due(), ElementsAre(&b));
-}
-
-TEST_F(SkippedDecodesTest, AllCanBeTakenAtOnce) {
-  SimRequest a = With(1, 100), b = With(2, 200);
-  skipped_.Add(a, 10, 10 + SkippedDecodes::kHorizon);
-  Step();
-  skipped_.Add(b, 11, 13);
-  std::vector<SimRequest*> all;
-  skipped_.TakeAll(next_, &all);
-  EXPECT_THAT(all, UnorderedElementsAre(&a, &b));
-  EXPECT_EQ(skipped_.size(), 0);
-  EXPECT_EQ(skipped_.sum_computed(), 0);
-  skipped_.ForEach([](const SimRequest&) { FAIL(); });
-}
-
-TEST_F(SkippedDecodesTest, WE30_SumsOfARunAreThoseOfTheClosedForm) {
-  // 16 ms per step and 40 ns per context token, the new one included; 4 requests with 4,000 tokens
-  // in all, 10 steps.
-  SimRequest requests[] = {With(1, 500), With(2, 1500), With(3, 700), With(4, 1300)};
-  for (SimRequest& request : requests) skipped_.Add(request, 10, 30);
-  int64_t time = 0;
-  for (int i = 0; i < 10; ++i) {
-    time += 16'000'000'000 + 40'000 * (skipped_.sum_computed() + skipped_.size());
-    Step();
-  }
-  EXPECT_EQ(time, 161'608'800'000);
-}
-
-class WaitingQueueTest : public ::testing::Test {
- protected:
-  SimRequest* Make(const std::string& id, int32_t priority, SimTime arrival) {
-    SimRequest& request = requests_.emplace_back();
-    request.spec.id = id;
-    request.spec.row = static_cast<int64_t>(requests_.size()) - 1;
-    request.spec.priority = priority;
-    request.arrival = arrival;
-    return &request;
-  }
-  static std::string Drain(WaitingQueue& queue) {
-    std::string ids;
-    while (!queue.empty()) {
-      ids += queue.front()->spec.id;
-      queue.PopFront();
-    }
-    return ids;
-  }
-  std::deque<SimRequest> requests_;
-};
-
-TEST_F(WaitingQueueTest, FcfsPutsPreemptedRequestsInFront) {
-  WaitingQueue queue(SchedulingPolicy::kFcfs);
-  queue.AddArrived(Make("a", 9, 1));
-  queue.AddArrived(Make("b", 0, 2));
-  queue.AddPreempted(Make("c", 5, 0));
-  queue.AddPreempted(Make("d", 5, 0));
-  EXPECT_EQ(queue.size(), 4);
-  EXPECT_EQ(Drain(queue), "dcab");
-}
-
-TEST_F(WaitingQueueTest, PriorityOrdersByPriorityThenArrivalThenSubmission) {
-  WaitingQueue queue(SchedulingPolicy::kPriority);
-  queue.AddArrived(Make("a", 1, 5));
-  queue.AddArrived(Make("b", 0, 7));
-  queue.AddPreempted(Make("c", 1, 3));
-  SimRequest* e = Make("e", 0, 7);
-  queue.AddArrived(Make("d", 0, 7));
-  queue.AddArrived(e);
-  EXPECT_EQ(Drain(queue), "bedca");
-}
-
-TEST_F(WaitingQueueTest, RemovesFromTheMiddle) {
-  for (SchedulingPolicy policy : {SchedulingPolicy::kFcfs, SchedulingPolicy::kPriority}) {
-    WaitingQueue queue(policy);
-    queue.AddArrived(Make("a", 0, 1));
-    SimRequest* b = Make("b", 0, 2);
-    queue.AddArrived(b);
-    queue.AddArrived(Make("c", 0, 3));
-    queue.Remove(b);
-    EXPECT_EQ(queue.size(), 2);
-    EXPECT_EQ(Drain(queue), "ac");
-  }
 }
 
 TEST(RetentionRulesTest, RulesAreReadInTheirOrder) {

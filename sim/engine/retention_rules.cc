@@ -7,6 +7,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/kv_cache_manager.h"
 #include "sim/engine/sim_request.h"
 
@@ -18,7 +20,7 @@ using Kind = RetentionRule::Kind;
 constexpr int64_t kMostUses = 1 << 30;
 
 absl::Status Bad(const std::string& rule, const std::string& what) {
-  return absl::InvalidArgumentError(absl::StrCat("retain: got \"", rule, "\", expected ", what));
+  return InvalidArgument("retain: got \"", rule, "\", expected ", what);
 }
 
 // Of 1 to `most`; empty: it is not.
@@ -80,9 +82,8 @@ absl::StatusOr<std::vector<RetentionRule>> ParseRetentionRules(std::string_view 
   std::vector<RetentionRule> rules;
   if (text.empty()) return rules;
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
-    const auto rule = ParseRule(part);
-    if (!rule.ok()) return rule.status();
-    rules.push_back(*rule);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto rule, ParseRule(part));
+    rules.push_back(rule);
   }
   return rules;
 }

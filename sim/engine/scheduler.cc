@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "kvblocks/request_footprint.h"
 
@@ -16,11 +17,11 @@ absl::StatusOr<std::unique_ptr<Scheduler>> Scheduler::Create(const SchedulerOpti
                                                              KvCacheManager* manager,
                                                              const TraceInfo& trace,
                                                              EngineObserver* observer) {
-  if (absl::Status status = Validate(options); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options));
   if (OrdersByPrefix(options.policy) && manager->hashing() == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "scheduler.policy is ", std::string(SchedulingPolicyName(options.policy)),
-        ", which orders requests by their cached prefixes, but prefix caching is off"));
+        ", which orders requests by their cached prefixes, but prefix caching is off");
   }
   return std::unique_ptr<Scheduler>(new Scheduler(options, manager, trace, observer));
 }

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
-#include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -19,8 +20,7 @@ constexpr int64_t kMaxDraftTokens = 1024;
 
 absl::Status CheckRange(absl::string_view field, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("scheduler.", field, " is ", value, ", expected ", low, " to ", high));
+  return InvalidArgument("scheduler.", field, " is ", value, ", expected ", low, " to ", high);
 }
 
 }  // namespace
@@ -53,22 +53,20 @@ absl::Status Validate(const SchedulerOptions& options) {
       {"num_lookahead_tokens", options.num_lookahead_tokens, 0, kMaxDraftTokens},
   };
   for (const auto& range : ranges) {
-    absl::Status status = CheckRange(range.field, range.value, range.low, range.high);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(CheckRange(range.field, range.value, range.low, range.high));
   }
   // A step must have room for one request with its drafts.
   const int64_t tokens = options.num_draft_tokens + 1;
   if (tokens + options.num_draft_slots > options.max_num_batched_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "scheduler.num_draft_tokens is ", options.num_draft_tokens,
-        ", expected less than max_num_batched_tokens",
-        options.num_draft_slots > 0 ? " less num_draft_slots" : "", ", which is ",
-        options.max_num_batched_tokens - options.num_draft_slots));
+    return InvalidArgument("scheduler.num_draft_tokens is ", options.num_draft_tokens,
+                           ", expected less than max_num_batched_tokens",
+                           options.num_draft_slots > 0 ? " less num_draft_slots" : "",
+                           ", which is ", options.max_num_batched_tokens - options.num_draft_slots);
   }
   if (options.max_num_scheduled_tokens > 0 && tokens > options.max_num_scheduled_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scheduler.max_num_scheduled_tokens is ", options.max_num_scheduled_tokens,
-                     ", expected 0 or at least ", tokens, ", a token and its drafts"));
+    return InvalidArgument("scheduler.max_num_scheduled_tokens is ",
+                           options.max_num_scheduled_tokens, ", expected 0 or at least ", tokens,
+                           ", a token and its drafts");
   }
   return Validate(options.acceptance, options.num_draft_tokens);
 }

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/fleet/handover.h"
 #include "sim/gen/philox.h"
 
@@ -114,15 +116,15 @@ absl::StatusOr<std::unique_ptr<Fleet>> Fleet::Create(const FleetOptions& options
   if (std::count(observers.begin(), observers.end(), nullptr) > 0) {
     return absl::InvalidArgumentError("observers holds a null, expected observers only");
   }
-  if (absl::Status status = Check(options, replicas); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Check(options, replicas));
   std::unique_ptr<Fleet> fleet(
       new Fleet(options, replicas.front().config, reader, std::move(observers)));
   fleet->MakeRoles(replicas.size());
   for (ReplicaSetup& setup : replicas) {
-    if (absl::Status status = fleet->Add(std::move(setup)); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(fleet->Add(std::move(setup)));
   }
-  if (absl::Status status = fleet->MakeRouters(); !status.ok()) return status;
-  if (absl::Status status = fleet->CoupleRanks(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(fleet->MakeRouters());
+  KVBLOCKS_RETURN_IF_ERROR(fleet->CoupleRanks());
   const auto count = static_cast<int32_t>(replicas.size());
   fleet->scaler_.emplace(options.scaling, options.num_live > 0 ? options.num_live : count, count);
   return fleet;
@@ -134,7 +136,7 @@ absl::Status Fleet::Add(ReplicaSetup setup) {
   watchers_.push_back(std::make_unique<Watcher>(this, static_cast<int32_t>(r)));
   setup.observers.push_back(watchers_.back().get());
   if (handover_ != nullptr) handover_->Join(r, &setup);
-  if (absl::Status status = set_.Add(setup); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(set_.Add(setup));
   if (handover_ != nullptr) return handover_->CheckReplica(r);
   const bool is_coupled =
       std::any_of(options_.ranks.begin(), options_.ranks.end(), [&](const RankGroup& ranks) {
@@ -142,9 +144,10 @@ absl::Status Fleet::Add(ReplicaSetup setup) {
                static_cast<int32_t>(r) < ranks.first + ranks.count;
       });
   if (!is_coupled || setup.connector == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their steps "
-      "would wait for its loads"));
+  return InvalidArgument(
+      "replica ", r,
+      " loads KV from elsewhere, expected none in lockstep with others: their steps "
+      "would wait for its loads");
 }
 
 Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,
@@ -205,7 +208,7 @@ absl::Status Fleet::AfterArrivals() {
     const OnItsWay next = on_its_way_.front();
     on_its_way_.pop_front();
     if (IsGone(next)) continue;
-    if (absl::Status status = Reach(next.request); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Reach(next.request));
   }
   return handover_ != nullptr ? handover_->AfterArrivals() : Drain();
 }
@@ -241,7 +244,7 @@ absl::Status Fleet::Reach(SimRequest* request) {
   reached_[slot] = set_.now();
   may_have_room_ = true;  // for this one
   queue_.Push(request, DeadlineOf(*request));
-  if (absl::Status status = Drain(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Drain());
   if (!queue_.is_too_long()) {
     result_.most_waiting = std::max(result_.most_waiting, queue_.size());
     return absl::OkStatus();
@@ -259,7 +262,7 @@ absl::Status Fleet::Drain() {
   while (!queue_.empty() && FindRoom(queue_.first()->num_prompt)) {
     SimRequest* request = queue_.first();
     queue_.Remove(*request);
-    if (absl::Status status = Send(request); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Send(request));
   }
   may_have_room_ = false;
   return absl::OkStatus();
@@ -301,7 +304,7 @@ absl::Status Fleet::BeforeArrivals() {
     request->abort_cause =
         abort && *abort <= set_.now() ? AbortCause::kAbortTime : AbortCause::kQueueTime;
     ++result_.num_aborted;
-    if (absl::Status status = EndAtRouter(request); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(EndAtRouter(request));
   }
   if (!options_.scaling.is_used() || scaler_->NextTime() > set_.now()) return absl::OkStatus();
   return Scale();
@@ -341,7 +344,7 @@ absl::Status Fleet::Scale() {
         [[fallthrough]];
       case ScaleRecord::Kind::kStart:
         // What drained before comes back as new, with nothing in its caches.
-        if (absl::Status status = set_.Crash(change.replica); !status.ok()) return status;
+        KVBLOCKS_RETURN_IF_ERROR(set_.Crash(change.replica));
         break;
       case ScaleRecord::Kind::kLive:
       case ScaleRecord::Kind::kOff:
@@ -357,10 +360,10 @@ absl::Status Fleet::SendAgain() {
   });
   // Those that waited here came before those that ran until now.
   may_have_room_ = true;
-  if (absl::Status status = Drain(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Drain());
   for (const OnItsWay& lost : std::exchange(lost_, {})) {
     if (IsGone(lost)) continue;
-    if (absl::Status status = Reach(lost.request); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Reach(lost.request));
   }
   return absl::OkStatus();
 }

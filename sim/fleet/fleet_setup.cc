@@ -4,6 +4,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/fleet/handover.h"
 
 namespace kvblocks::sim {
@@ -11,28 +13,24 @@ namespace kvblocks::sim {
 absl::Status Fleet::Check(const FleetOptions& options, const std::vector<ReplicaSetup>& replicas) {
   const auto count = static_cast<int32_t>(replicas.size());
   if (replicas.empty() || replicas.size() > kMostReplicas) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("replicas has ", count, " entries, expected 1 to ", kMostReplicas));
+    return InvalidArgument("replicas has ", count, " entries, expected 1 to ", kMostReplicas);
   }
-  if (absl::Status status = Validate(options.router); !status.ok()) return status;
-  if (absl::Status status = Validate(options.queue); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options.router));
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options.queue));
   if (options.router_delay < 0 || options.event_delay < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.router_delay < 0 ? "router_delay is " : "event_delay is ",
-                     std::min(options.router_delay, options.event_delay),
-                     " ps, expected at least 0"));
+    return InvalidArgument(options.router_delay < 0 ? "router_delay is " : "event_delay is ",
+                           std::min(options.router_delay, options.event_delay),
+                           " ps, expected at least 0");
   }
   if (options.event_loss < 0 || options.event_loss > kMillion) {
-    return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,
-                                                   " millionths, expected 0 to ", kMillion));
+    return InvalidArgument("event_loss is ", options.event_loss, " millionths, expected 0 to ",
+                           kMillion);
   }
   const int32_t num_live = options.num_live > 0 ? options.num_live : count;
-  const auto num_needed = Scaler::NumReplicas(options.scaling, num_live);
-  if (!num_needed.ok()) return num_needed.status();
-  if (num_live > count || *num_needed > count) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("replicas has ", count, " entries, but ", num_live,
-                     " are live at the beginning and scaling may need ", *num_needed));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto num_needed, Scaler::NumReplicas(options.scaling, num_live));
+  if (num_live > count || num_needed > count) {
+    return InvalidArgument("replicas has ", count, " entries, but ", num_live,
+                           " are live at the beginning and scaling may need ", num_needed);
   }
   const bool is_any_connected =
       std::any_of(replicas.begin(), replicas.end(),
@@ -85,8 +83,8 @@ absl::Status Fleet::MakeRouters() {
   group_ = PromptContents::GroupOf(manager);
   for (Role& role : roles_) {
     if (handover_ == nullptr || UsesContent(role.options.kind)) {
-      absl::Status status = CheckContents(set_, role.first, role.count, role.options.kind, group_);
-      if (!status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(
+          CheckContents(set_, role.first, role.count, role.options.kind, group_));
     }
     role.router =
         MakeRouter(role.options, static_cast<int32_t>(role.count), group_, options_.ranks);
@@ -99,9 +97,9 @@ absl::Status Fleet::CoupleRanks() {
   for (const RankGroup& ranks : options_.ranks) {
     if (ranks.first < behind || ranks.count < 2 ||
         ranks.first + ranks.count > static_cast<int32_t>(set_.size())) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "ranks has a group of ", ranks.count, " from replica ", ranks.first,
-          ", expected at least 2 of ", set_.size(), " replicas, behind the group before it"));
+      return InvalidArgument("ranks has a group of ", ranks.count, " from replica ", ranks.first,
+                             ", expected at least 2 of ", set_.size(),
+                             " replicas, behind the group before it");
     }
     behind = ranks.first + ranks.count;
     if (options_.scaling.is_used()) {
@@ -112,8 +110,7 @@ absl::Status Fleet::CoupleRanks() {
     LockstepOptions lockstep = options_.lockstep;
     const auto first = static_cast<size_t>(ranks.first);
     lockstep.prefill_interval = set_.replica(first).scheduler().options().prefill_schedule_interval;
-    absl::Status status = set_.Couple(first, static_cast<size_t>(ranks.count), lockstep);
-    if (!status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(set_.Couple(first, static_cast<size_t>(ranks.count), lockstep));
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "sim/fleet/fleet_metrics.h"
 #include "sim/fleet/testing/fleet_fixture.h"
 #include "sim/testing/replay.h"
 
@@ -37,30 +38,6 @@ TEST_F(FleetTest, WorkedExampleOfRouters) {
   EXPECT_NE(watches_[1].lines[2].find("R2:2h8"), std::string::npos) << watches_[1].lines[2];
 }
 
-// SM-98: what the router adds comes before the replica's own time and counts as the request's.
-TEST_F(FleetTest, RequestsReachReplicasAfterTheRouterDelay) {
-  options_.router_delay = kSecond / 2;
-  Add("A", 1, 10, 2, 1, 0);
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(sent_at_["A"], 1.5);
-  EXPECT_EQ(watches_[0].first_scheduled["A"], 1.5);
-}
-
-// SM-100: blocks are registered when their step is scheduled, and known when it is over.
-TEST_F(FleetTest, RouterKnowsOfBlocksOnceTheirStepIsOver) {
-  options_.router.kind = RouterKind::kPrefix;
-  Add("A", 0, 10, 5, 1, 8);
-  Add("B", 0.5, 10, 1, 1, 8);  // while the step under way computes them
-  Add("C", 1, 10, 1, 1, 8);
-  options_.router.load_weight = 0;
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(claimed_["B"], 0);
-  EXPECT_EQ(claimed_["C"], 8);
-  options_.event_delay = kSecond;
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(claimed_["C"], 0);
-}
-
 // SM-100
 TEST_F(FleetTest, LostEventsAreUnknownForGood) {
   options_.router.kind = RouterKind::kPrefix;
@@ -76,55 +53,6 @@ TEST_F(FleetTest, LostEventsAreUnknownForGood) {
   ASSERT_TRUE(Run().ok());
   EXPECT_EQ(result_.num_lost_batches, 0);
   EXPECT_EQ(claimed_["B"], 8);
-}
-
-// SM-100: what an approximate router remembers need not be there any more.
-TEST_F(FleetTest, ApproximateRouterClaimsWhatWasEvicted) {
-  options_.router.kind = RouterKind::kPrefixApproximate;
-  workload_.config.kv_cache.num_blocks = 6;
-  Add("A", 0, 10, 1, 1, 8);
-  Add("B", 5, 18, 1, 2, 16);  // takes all blocks
-  Add("C", 10, 10, 1, 1, 8);
-  ASSERT_TRUE(Run(1).ok());
-  EXPECT_EQ(claimed_["C"], 8);
-  EXPECT_EQ(found_["C"], 0);
-  options_.router.tree_blocks = 2;
-  ASSERT_TRUE(Run(1).ok());
-  EXPECT_EQ(claimed_["C"], 0);
-}
-
-TEST(RouterTest, PrefixApproximateForgetsPromptEndsFirst) {
-  const auto block = [](uint32_t n) { return BlockHash{{n, 0, 0, 0}}; };
-  const std::vector<BlockHash> a = {block(1), block(2), block(3)};
-  const std::vector<BlockHash> b = {block(1), block(4)};
-  const auto router =
-      MakeRouter({.kind = RouterKind::kPrefixApproximate, .tree_blocks = 3}, 1, /*group=*/0);
-  const std::vector<ReplicaLoad> loads(1);
-  const SimRequest request;
-  const auto claimed_when_sent = [&](const std::vector<BlockHash>& prompt) {
-    return router->Route({.request = request, .loads = loads, .blocks = prompt}).claimed_tokens[0];
-  };
-  EXPECT_EQ(claimed_when_sent(a), 0);
-  EXPECT_EQ(claimed_when_sent(a), 3);
-  EXPECT_EQ(claimed_when_sent(b), 1);
-  EXPECT_EQ(claimed_when_sent(a), 2);
-  EXPECT_EQ(claimed_when_sent(b), 1);
-}
-
-// SM-99: sessions stay where they are until that replica has too much to do.
-TEST_F(FleetTest, SessionsLeaveCrowdedReplicas) {
-  options_.router.kind = RouterKind::kSession;
-  for (int i = 0; i < 6; ++i) {
-    workload_.Add({.id = std::to_string(i), .prompt = 4, .output = 50, .at = 0, .session = 7});
-  }
-  options_.router.session_factor = 0;
-  ASSERT_TRUE(Run().ok());
-  for (const auto& [id, replica] : sent_) EXPECT_EQ(replica, sent_["0"]);
-  options_.router.session_factor = 1'500'000;
-  ASSERT_TRUE(Run().ok());
-  // The limits of 1 to 6 requests are 1, 2, 3, 3, 4 and 5.
-  EXPECT_EQ(sent_["2"], sent_["0"]);
-  EXPECT_NE(sent_["3"], sent_["0"]);
 }
 
 // SM-99: with a temperature the best replica is only likely.
@@ -167,19 +95,6 @@ TEST_F(FleetTest, RequestsWaitAtTheRouterForRoom) {
   options_.queue = {.max_tokens = 8};
   ASSERT_TRUE(Run().ok());
   EXPECT_EQ(sent_at_["C"], 3);
-}
-
-// SM-101: the router decides when there is room, with the knowledge of then.
-TEST_F(FleetTest, RouterDecidesWhenThereIsRoom) {
-  options_.router.kind = RouterKind::kPrefix;
-  options_.queue.max_requests = 1;
-  Add("A", 0, 10, 4, 1, 8);
-  Add("B", 0, 10, 2, 2, 8);
-  Add("C", 0, 10, 1, 2, 8);
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(sent_at_["C"], 2);
-  EXPECT_EQ(claimed_["C"], 8);
-  EXPECT_EQ(found_["C"], 8);
 }
 
 // SM-101
@@ -306,6 +221,10 @@ TEST_F(FleetTest, BadOptionsAreNamed) {
   options_.router.session_factor = 1;
   EXPECT_NE(message().find("session_factor is 1"), std::string::npos) << message();
   options_ = FleetOptions();
+  options_.queue.max_tokens = -1;
+  EXPECT_NE(message().find("max_tokens is -1, expected at least 0"), std::string::npos)
+      << message();
+  options_ = FleetOptions();
   options_.num_live = 2;
   options_.scaling.schedule = {{.time = kSecond}};
   EXPECT_NE(message().find("scaling may need 3"), std::string::npos) << message();
@@ -320,6 +239,25 @@ TEST_F(FleetTest, BadOptionsAreNamed) {
     ASSERT_TRUE(parsed.ok());
     EXPECT_EQ(static_cast<int>(*parsed), kind);
   }
+}
+
+TEST(DecisionSeriesTest, SumsStayExactWhenTheTickDoubles) {
+  DecisionSeries series;
+  series.Add(0, {.routed = 1, .oracle_more_tokens = 7});
+  series.Add(499 * kSecond, {.routed = 1});
+  series.Add(3, {.missing_tokens = 2});  // replicas report one after the other
+  series.Add(1500 * kSecond, {.routed = 1, .unknown_tokens = 5});
+  ::kvblocks::report::v1::DecisionSeries out;
+  series.Fill(&out);
+  EXPECT_EQ(out.tick_s(), 4);
+  int64_t routed = 0;
+  for (const auto& point : out.points()) routed += point.routed();
+  EXPECT_EQ(routed, 3);
+  EXPECT_EQ(out.points(0).oracle_more_tokens(), 7);
+  EXPECT_EQ(out.points(0).missing_tokens(), 2);
+  EXPECT_EQ(out.points(124).routed(), 1);
+  EXPECT_EQ(out.points(375).unknown_tokens(), 5);
+  EXPECT_EQ(out.points(375).start_s(), 1500);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 
 namespace kvblocks::sim {
@@ -80,7 +81,7 @@ absl::Status Fleet::Handover::Check(const HandoverOptions& options, size_t num_r
     return InvalidArgument("handover.num_prefill: got ", options.num_prefill, " of ", num_replicas,
                            " replicas, expected at least one that prefills and one that decodes");
   }
-  if (absl::Status status = Validate(options.decode_router); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(Validate(options.decode_router));
   for (const GroupTransfer& group : options.groups) {
     if (group.block_bytes >= 1 && group.block_bytes <= int64_t{1} << 40 && group.block_size >= 1) {
       continue;
@@ -263,7 +264,7 @@ absl::Status Fleet::Handover::AfterArrivals() {
       ++request->num_known;
       ClientOf(*request).life.first_token = fleet_->set_.now();
     }
-    if (absl::Status status = SendToDecode(request); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(SendToDecode(request));
   }
   ready_.clear();
   return absl::OkStatus();

@@ -1,8 +1,6 @@
 // Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
 // and random ones in which every request ends once and every block comes back.
 
-#include "sim/fleet/fleet.h"
-
 #include <map>
 #include <set>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sim/fleet/fleet.h"
 #include "sim/testing/draw.h"
 #include "sim/testing/replay.h"
 
@@ -40,9 +39,10 @@ struct HandoverReplay : FleetObserver {
   }
 
   void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) override {
-    EXPECT_TRUE(ended.emplace(request.spec.id,
-                              Ended{life, std::string(FinishReasonName(request.finish_reason)),
-                                    InSeconds(now), request.num_outputs()})
+    EXPECT_TRUE(ended
+                    .emplace(request.spec.id,
+                             Ended{life, std::string(FinishReasonName(request.finish_reason)),
+                                   InSeconds(now), request.num_outputs()})
                     .second)
         << request.spec.id;
   }
@@ -71,6 +71,15 @@ struct HandoverReplay : FleetObserver {
     return status;
   }
 
+  // Adds these and runs all, which works. Returns the lines.
+  const std::vector<std::string>& RunAll(const std::vector<ReplayRequest>& requests) {
+    for (const ReplayRequest& request : requests) lines.Add(request);
+    const absl::Status status = Run();
+    EXPECT_TRUE(status.ok()) << status;
+    return lines.lines;
+  }
+  const HandoverLife& LifeOf(const std::string& id) const { return ended.at(id).life; }
+
   FleetOptions fleet_options = {.router = {.kind = RouterKind::kLeastTokens}};
   HandoverOptions options;
   SimulationConfig config;
@@ -86,9 +95,8 @@ struct HandoverReplay : FleetObserver {
 // The prompt takes the step [0,1], 8 bytes [1,3]; the client has the prefill's token at 1.
 TEST(HandoverTest, ThePrefillsTokenCanBeTheFirst) {
   HandoverReplay replay;
-  replay.lines.Add({.id = "A", .prompt = 8, .output = 3});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3]", "4: A:1 [] fin A"));
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 8, .output = 3}}),
+              ElementsAre("1: load A +8", "3: A:1 [3]", "4: A:1 [] fin A"));
   const auto& a = replay.ended.at("A");
   EXPECT_EQ(a.reason, "length");
   EXPECT_EQ(a.at, 5);
@@ -104,11 +112,9 @@ TEST(HandoverTest, ThePrefillsTokenCanBeTheFirst) {
 TEST(HandoverTest, OrTheDecodeReplicaMakesIt) {
   HandoverReplay replay;
   replay.options.first_token = FirstToken::kDecode;
-  replay.lines.Add({.id = "A", .prompt = 8, .output = 3});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines.lines,
+  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 8, .output = 3}}),
               ElementsAre("1: load A +8", "3: A:1 []", "4: A:1 [3]", "5: A:1 [] fin A"));
-  EXPECT_EQ(InSeconds(replay.ended.at("A").life.first_token), 4);
+  EXPECT_EQ(InSeconds(replay.LifeOf("A").first_token), 4);
   EXPECT_EQ(replay.ended.at("A").num_outputs, 3);
 }
 
@@ -117,13 +123,11 @@ TEST(HandoverTest, TransfersShareTheLink) {
   for (const bool fifo : {false, true}) {
     HandoverReplay replay;
     if (fifo) replay.options.link.sharing = LinkSharing::kFifo;
-    replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
-    replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
-    ASSERT_TRUE(replay.Run().ok());
-    EXPECT_EQ(InSeconds(replay.ended.at("A").life.load_end), fifo ? 3 : 5);
-    EXPECT_EQ(InSeconds(replay.ended.at("A").life.link_queue), fifo ? 0 : 2);
-    EXPECT_EQ(InSeconds(replay.ended.at("B").life.load_end), 5);
-    EXPECT_EQ(InSeconds(replay.ended.at("B").life.link_queue), 2);
+    replay.RunAll({{.id = "A", .prompt = 8, .output = 2}, {.id = "B", .prompt = 8, .output = 2}});
+    EXPECT_EQ(InSeconds(replay.LifeOf("A").load_end), fifo ? 3 : 5);
+    EXPECT_EQ(InSeconds(replay.LifeOf("A").link_queue), fifo ? 0 : 2);
+    EXPECT_EQ(InSeconds(replay.LifeOf("B").load_end), 5);
+    EXPECT_EQ(InSeconds(replay.LifeOf("B").link_queue), 2);
   }
 }
 
@@ -131,10 +135,8 @@ TEST(HandoverTest, EachDecodeReplicaCanHaveItsOwnLink) {
   HandoverReplay replay;
   replay.num_decode = 2;
   replay.options.scope = LinkScope::kPerDecodeReplica;
-  replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
-  replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(InSeconds(replay.ended.at("B").life.load_end), 3);
+  replay.RunAll({{.id = "A", .prompt = 8, .output = 2}, {.id = "B", .prompt = 8, .output = 2}});
+  EXPECT_EQ(InSeconds(replay.LifeOf("B").load_end), 3);
   EXPECT_EQ(replay.result.handover.links.size(), 2u);
 }
 
@@ -143,12 +145,11 @@ TEST(HandoverTest, WhatTheDestinationHasNeedNotTravel) {
   for (const bool charges : {false, true}) {
     HandoverReplay replay;
     replay.options.charges_hits = charges;
-    replay.lines.Add({.id = "A", .prompt = 9, .output = 2, .content = Document(9)});
-    replay.lines.Add({.id = "B", .prompt = 9, .output = 2, .at = 20, .content = Document(9)});
-    ASSERT_TRUE(replay.Run().ok());
+    replay.RunAll({{.id = "A", .prompt = 9, .output = 2, .content = Document(9)},
+                   {.id = "B", .prompt = 9, .output = 2, .at = 20, .content = Document(9)}});
     EXPECT_THAT(replay.lines.lines[2], HasSubstr("load B h8+1"));
-    EXPECT_EQ(replay.ended.at("B").life.num_bytes, charges ? 9 : 1);
-    EXPECT_EQ(replay.ended.at("B").life.load_end - replay.ended.at("B").life.load_start,
+    EXPECT_EQ(replay.LifeOf("B").num_bytes, charges ? 9 : 1);
+    EXPECT_EQ(replay.LifeOf("B").load_end - replay.LifeOf("B").load_start,
               charges ? kSecond * 9 / 4 : kSecond / 4);
   }
 }
@@ -160,9 +161,8 @@ TEST(HandoverTest, OfWindowsTheirBlocksTravel) {
     HandoverReplay replay;
     replay.config.kv_cache.groups.push_back(WindowGroup(4, window));
     replay.options.groups.push_back({.block_bytes = 8, .block_size = 4, .is_window = true});
-    replay.lines.Add({.id = "A", .prompt = 12, .output = 3});
-    ASSERT_TRUE(replay.Run().ok());
-    EXPECT_EQ(replay.ended.at("A").life.num_bytes, 12 + (window == 5 ? 8 : 16));
+    replay.RunAll({{.id = "A", .prompt = 12, .output = 3}});
+    EXPECT_EQ(replay.LifeOf("A").num_bytes, 12 + (window == 5 ? 8 : 16));
     EXPECT_EQ(replay.ended.at("A").num_outputs, 3);
     EXPECT_EQ(replay.num_blocks_away, 0);
   }
@@ -172,23 +172,21 @@ TEST(HandoverTest, OfWindowsTheirBlocksTravel) {
 TEST(HandoverTest, ShortAndWellHitPromptsAreComputedWhereTheyDecode) {
   HandoverReplay replay;
   replay.options.max_local_tokens = 4;
-  replay.lines.Add({.id = "A", .prompt = 4, .output = 2});
-  replay.lines.Add({.id = "B", .prompt = 8, .output = 2, .at = 1, .content = Document(8)});
-  replay.lines.Add({.id = "C", .prompt = 12, .output = 2, .at = 20, .content = Document(12)});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_TRUE(replay.ended.at("A").life.is_local);
-  EXPECT_FALSE(replay.ended.at("B").life.is_local);
-  EXPECT_TRUE(replay.ended.at("C").life.is_local);
+  replay.RunAll({{.id = "A", .prompt = 4, .output = 2},
+                 {.id = "B", .prompt = 8, .output = 2, .at = 1, .content = Document(8)},
+                 {.id = "C", .prompt = 12, .output = 2, .at = 20, .content = Document(12)}});
+  EXPECT_TRUE(replay.LifeOf("A").is_local);
+  EXPECT_FALSE(replay.LifeOf("B").is_local);
+  EXPECT_TRUE(replay.LifeOf("C").is_local);
   EXPECT_EQ(replay.result.handover.num_local, 2);
-  EXPECT_EQ(InSeconds(replay.ended.at("C").life.first_token), 21);
+  EXPECT_EQ(InSeconds(replay.LifeOf("C").first_token), 21);
   EXPECT_EQ(replay.ended.at("C").num_outputs, 2);
 }
 
 // One output token, and the prefill has it.
 TEST(HandoverTest, WhatIsOverAfterThePromptGoesNowhere) {
   HandoverReplay replay;
-  replay.lines.Add({.id = "A", .prompt = 8, .output = 1});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({{.id = "A", .prompt = 8, .output = 1}});
   EXPECT_EQ(replay.ended.at("A").at, 1);
   EXPECT_EQ(replay.ended.at("A").num_outputs, 1);
   EXPECT_EQ(replay.result.handover.links.front().num_started, 0);
@@ -199,29 +197,24 @@ TEST(HandoverTest, BlocksAreHeldUntilTheyAreFetched) {
   HandoverReplay replay;
   replay.config.kv_cache.num_blocks = 4;
   replay.decode_blocks = 100;
-  replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
-  replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_EQ(InSeconds(replay.ended.at("B").life.prefill_start), 3);
+  replay.RunAll({{.id = "A", .prompt = 8, .output = 2}, {.id = "B", .prompt = 8, .output = 2}});
+  EXPECT_EQ(InSeconds(replay.LifeOf("B").prefill_start), 3);
 }
 
 // The decode replica has room for one: B's blocks wait on the prefill replica until A is done at 4.
 TEST(HandoverTest, TheTransferWaitsForBlocksAtItsDestination) {
   HandoverReplay replay;
   replay.decode_blocks = 4;
-  replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
-  replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3] fin A", "4: load B +8",
-                                              "6: B:1 [1] fin B"));
+  EXPECT_THAT(
+      replay.RunAll({{.id = "A", .prompt = 8, .output = 2}, {.id = "B", .prompt = 8, .output = 2}}),
+      ElementsAre("1: load A +8", "3: A:1 [3] fin A", "4: load B +8", "6: B:1 [1] fin B"));
 }
 
 TEST(HandoverTest, AbortsAtAnyTimeLeaveNothingBehind) {
   for (double after = 0.25; after < 7; after += 0.5) {
     HandoverReplay replay;
-    replay.lines.Add({.id = "A", .prompt = 8, .output = 3, .abort_after = after});
-    replay.lines.Add({.id = "B", .prompt = 8, .output = 3, .content = Document(8)});
-    ASSERT_TRUE(replay.Run().ok());
+    replay.RunAll({{.id = "A", .prompt = 8, .output = 3, .abort_after = after},
+                   {.id = "B", .prompt = 8, .output = 3, .content = Document(8)}});
     EXPECT_EQ(replay.ended.size(), 2u);
     EXPECT_EQ(replay.ended.at("B").reason, "length");
     EXPECT_EQ(replay.num_blocks_away, 0) << after;
@@ -239,9 +232,9 @@ TEST(HandoverTest, RoutersOfContentsFindTheirReplica) {
     replay.lines.Add({.id = "B", .prompt = 9, .output = 2, .content = Document(9)});
     replay.lines.Add({.id = "C", .prompt = 9, .output = 2, .at = 20, .content = Document(9)});
     EXPECT_TRUE(replay.Run().ok());
-    EXPECT_EQ(replay.ended.at("A").life.prefill_replica, 0);
-    EXPECT_EQ(replay.ended.at("B").life.prefill_replica, 1);
-    return replay.ended.at("C").life.prefill_replica;
+    EXPECT_EQ(replay.LifeOf("A").prefill_replica, 0);
+    EXPECT_EQ(replay.LifeOf("B").prefill_replica, 1);
+    return replay.LifeOf("C").prefill_replica;
   };
   EXPECT_EQ(prefill_of_c(RouterKind::kLeastTokens), 0);
   EXPECT_EQ(prefill_of_c(RouterKind::kPrefix), 1);
@@ -253,13 +246,12 @@ TEST(HandoverTest, RoutersOfContentsFindTheDecodeReplica) {
   HandoverReplay replay;
   replay.num_decode = 2;
   replay.options.decode_router.kind = RouterKind::kPrefix;
-  replay.lines.Add({.id = "A", .prompt = 9, .output = 4});
-  replay.lines.Add({.id = "B", .prompt = 9, .output = 4, .content = Document(9)});
-  replay.lines.Add({.id = "C", .prompt = 9, .output = 2, .at = 30, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
-  ASSERT_NE(replay.ended.at("A").life.decode_replica, replay.ended.at("B").life.decode_replica);
-  EXPECT_EQ(replay.ended.at("C").life.decode_replica, replay.ended.at("B").life.decode_replica);
-  EXPECT_EQ(replay.ended.at("C").life.num_loaded_tokens, 1);
+  replay.RunAll({{.id = "A", .prompt = 9, .output = 4},
+                 {.id = "B", .prompt = 9, .output = 4, .content = Document(9)},
+                 {.id = "C", .prompt = 9, .output = 2, .at = 30, .content = Document(9)}});
+  ASSERT_NE(replay.LifeOf("A").decode_replica, replay.LifeOf("B").decode_replica);
+  EXPECT_EQ(replay.LifeOf("C").decode_replica, replay.LifeOf("B").decode_replica);
+  EXPECT_EQ(replay.LifeOf("C").num_loaded_tokens, 1);
 }
 
 TEST(HandoverTest, BadOptionsAreRefused) {

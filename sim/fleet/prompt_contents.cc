@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "kvblocks/check.h"
 #include "sim/trace/content_keys.h"
 
@@ -75,9 +74,8 @@ absl::Status CheckContents(const ReplicaSet& set, size_t first, size_t count, Ro
                            GroupId group) {
   const KvCacheManager& one = set.replica(first).manager();
   if (UsesContent(kind) && one.hashing() == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("router ", std::string(RouterName(kind)),
-                     " compares cached blocks, but prefix caching is off"));
+    return InvalidArgument("router ", std::string(RouterName(kind)),
+                           " compares cached blocks, but prefix caching is off");
   }
   const auto block_tokens = [group](const KvCacheManager& manager) {
     return group < manager.num_groups() ? manager.group(group).block_size() : 0;
@@ -91,11 +89,11 @@ absl::Status CheckContents(const ReplicaSet& set, size_t first, size_t count, Ro
                         other.hashing()->num_lookahead_tokens == one.hashing()->num_lookahead_tokens
                   : other.hashing() == one.hashing();
     if (are_alike) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        set.NameOf(static_cast<int32_t>(r)), " has blocks of ", block_tokens(other),
-        " tokens, hashed by ", other.hash_block_size(), ", and ",
-        set.NameOf(static_cast<int32_t>(first)), " of ", block_tokens(one), ", hashed by ",
-        one.hash_block_size(), ": what one holds could not be compared with the other"));
+    return InvalidArgument(set.NameOf(static_cast<int32_t>(r)), " has blocks of ",
+                           block_tokens(other), " tokens, hashed by ", other.hash_block_size(),
+                           ", and ", set.NameOf(static_cast<int32_t>(first)), " of ",
+                           block_tokens(one), ", hashed by ", one.hash_block_size(),
+                           ": what one holds could not be compared with the other");
   }
   return absl::OkStatus();
 }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/gen/philox.h"
 
@@ -23,8 +24,7 @@ constexpr std::array<const char*, 10> kNames = {
 
 absl::Status Between(const char* field, int64_t value, int64_t least, int64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(field, " is ", value, ", expected ", least, " to ", most));
+  return InvalidArgument(field, " is ", value, ", expected ", least, " to ", most);
 }
 
 }  // namespace
@@ -35,8 +35,8 @@ absl::StatusOr<RouterKind> ParseRouter(std::string_view name) {
   for (size_t i = 0; i < kNames.size(); ++i) {
     if (kNames[i] == name) return static_cast<RouterKind>(i);
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got \"", std::string(name), "\", expected one of ", absl::StrJoin(kNames, ", ")));
+  return InvalidArgument("got \"", std::string(name), "\", expected one of ",
+                         absl::StrJoin(kNames, ", "));
 }
 
 absl::Status Validate(const RouterOptions& options) {
@@ -47,16 +47,16 @@ absl::Status Validate(const RouterOptions& options) {
         {"queue_weight", options.queue_weight},
         {"temperature", options.temperature},
         {"session_factor", options.session_factor}}) {
-    if (absl::Status status = Between(field, value, 0, kMostWeight); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Between(field, value, 0, kMostWeight));
   }
   if (options.session_factor > 0 && options.session_factor < kMillion) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "session_factor is ", options.session_factor,
-        " millionths, expected at least 1000000 (the mean itself), or 0 for no bound"));
+        " millionths, expected at least 1000000 (the mean itself), or 0 for no bound");
   }
   if (options.stats_interval < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("stats_interval is ", options.stats_interval, " ps, expected at least 0"));
+    return InvalidArgument("stats_interval is ", options.stats_interval,
+                           " ps, expected at least 0");
   }
   return Between("tree_blocks", options.tree_blocks, 1, int64_t{1} << 31);
 }
@@ -194,7 +194,7 @@ absl::Status Validate(const RouterQueueOptions& options) {
         {"max_tokens", options.max_tokens},
         {"max_waiting", options.max_waiting}}) {
     if (value >= 0) continue;
-    return absl::InvalidArgumentError(absl::StrCat(field, " is ", value, ", expected at least 0"));
+    return InvalidArgument(field, " is ", value, ", expected at least 0");
   }
   return absl::OkStatus();
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/fleet/router.h"
 #include "sim/trace/decimal.h"
@@ -75,9 +76,8 @@ std::string_view KindName(ScaleRecord::Kind kind) {
 absl::StatusOr<std::vector<ScaleEntry>> ParseSchedule(std::string_view text) {
   std::vector<ScaleEntry> schedule;
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
-    const auto entry = ParseEntry(part);
-    if (!entry.ok()) return entry.status();
-    schedule.push_back(*entry);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto entry, ParseEntry(part));
+    schedule.push_back(entry);
   }
   return schedule;
 }

@@ -107,9 +107,10 @@ std::string Answer::Json() const {
   return out;
 }
 
-void Answer::AppendEvent(size_t index, std::string_view text, bool is_last, std::string* out) {
+void Answer::AppendEvent(size_t index, const char* role, std::string_view text, bool is_last,
+                         std::string* out) {
   absl::StrAppend(out, "data: ", head_, "{\"index\":", index, ",",
-                  is_chat_ ? "\"delta\":{\"content\":" : "\"text\":");
+                  is_chat_ ? absl::StrCat("\"delta\":{", role, "\"content\":") : "\"text\":");
   AppendJsonString(text, out);
   if (is_chat_) out->push_back('}');
   AppendChoiceEnd(sequences_[index], is_last, out);
@@ -136,14 +137,9 @@ BodySource::State Answer::AppendEvents(size_t limit, std::string* out) {
     if (!sequence.is_started && (sequence.num_produced > 0 || sequence.is_ended)) {
       sequence.is_started = true;
       if (is_chat_) {
-        absl::StrAppend(out, "data: ", head_, "{\"index\":", i,
-                        ",\"delta\":{\"role\":\"assistant\",\"content\":\"\"}");
-        AppendChoiceEnd(sequence, /*is_last=*/false, out);
-        absl::StrAppend(out, "]", include_usage_ && !continuous_usage_ ? ",\"usage\":null" : "",
-                        continuous_usage_ ? absl::StrCat(",\"usage\":", Usage(false)) : "",
-                        "}\n\n");
+        AppendEvent(i, "\"role\":\"assistant\",", "", /*is_last=*/false, out);
       } else if (sequence.echo != nullptr) {
-        AppendEvent(i, *sequence.echo, /*is_last=*/false, out);
+        AppendEvent(i, "", *sequence.echo, /*is_last=*/false, out);
       }
     }
     while (sequence.num_written < sequence.num_produced) {
@@ -163,11 +159,11 @@ BodySource::State Answer::AppendEvents(size_t limit, std::string* out) {
         text.resize(whole);
       }
       ++sequence.num_written;
-      AppendEvent(i, text, is_last, out);
+      AppendEvent(i, "", text, is_last, out);
       sequence.is_finished |= is_last;
     }
     if (sequence.is_ended && !sequence.is_finished) {
-      AppendEvent(i, sequence.held, /*is_last=*/true, out);
+      AppendEvent(i, "", sequence.held, /*is_last=*/true, out);
       sequence.is_finished = true;
     }
     all_finished &= sequence.is_finished;

@@ -84,7 +84,9 @@ class Answer {
   std::string Text(const Sequence& sequence) const;
   std::string Usage(bool all) const;
   std::string FinishReason(const Sequence& sequence) const;
-  void AppendEvent(size_t index, std::string_view text, bool is_last, std::string* out);
+  // `role`: a field before the text, of a chat's first event.
+  void AppendEvent(size_t index, const char* role, std::string_view text, bool is_last,
+                   std::string* out);
   void AppendChoiceEnd(const Sequence& sequence, bool is_last, std::string* out) const;
 
   const bool is_chat_, stream_, include_usage_, continuous_usage_;

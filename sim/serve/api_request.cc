@@ -406,16 +406,17 @@ std::optional<ApiError> ApiParser::ParseDetokenize(std::string_view body, Detoke
   });
 }
 
-std::optional<ApiError> ApiParser::ParseFaults(std::string_view body, FaultChange* out) {
-  return impl_->Parse(body, out, [](const Fields& fields, FaultChange* change) {
+std::optional<ApiError> ApiParser::ParseFaults(std::string_view body, Faults* out) {
+  return impl_->Parse(body, out, [out](const Fields& fields, Faults* faults) {
+    *faults = *out;
     const struct {
       const char* key;
       double most;
-      std::optional<double>* value;
-    } rows[] = {{"delay_seconds", 3600, &change->delay_seconds},
-                {"error_rate", 1, &change->error_rate},
-                {"cut_rate", 1, &change->cut_rate},
-                {"crash_seconds", 3600, &change->crash_seconds}};
+      double* value;
+    } rows[] = {{"delay_seconds", 3600, &faults->delay_seconds},
+                {"error_rate", 1, &faults->error_rate},
+                {"cut_rate", 1, &faults->cut_rate},
+                {"crash_seconds", 3600, nullptr}};
     for (const dom::key_value_pair field : fields.object()) {
       const auto* row = std::find_if(std::begin(rows), std::end(rows),
                                      [&](const auto& r) { return field.key == r.key; });
@@ -425,8 +426,8 @@ std::optional<ApiError> ApiParser::ParseFaults(std::string_view body, FaultChang
                           "crash_seconds");
       }
       double value = 0;
-      fields.Number(row->key, 0, row->most, &value);
-      if (fields.Find(row->key) && fields.problem().is_none()) *row->value = value;
+      fields.Number(row->key, 0, row->most, row->value != nullptr ? row->value : &value);
+      if (row->value == nullptr && fields.Find(row->key)) faults->crash_seconds = value;
     }
   });
 }

@@ -76,12 +76,12 @@ struct DetokenizeRequest {
   std::vector<TokenId> tokens = {};
 };
 
-// One field of a fault, absent where the body does not name it.
-struct FaultChange {
-  std::optional<double> delay_seconds = std::nullopt;
-  std::optional<double> error_rate = std::nullopt;
-  std::optional<double> cut_rate = std::nullopt;
-  std::optional<double> crash_seconds = std::nullopt;  // be gone for so long, then come back empty
+struct Faults {
+  double delay_seconds = 0;  // before a request is looked at
+  double error_rate = 0;     // share of requests that are answered by an error 500
+  double cut_rate = 0;       // share of requests whose connection is cut inside the answer
+  // Be gone for so long now, then come back empty.
+  std::optional<double> crash_seconds = std::nullopt;
 };
 
 // Messages as one text: "<|ROLE|>\nTEXT\n" each, "<|tools|>\nJSON\n" before them where there are
@@ -102,7 +102,8 @@ class ApiParser {
                                           CompletionRequest* out);
   std::optional<ApiError> ParseTokenize(std::string_view body, TokenizeRequest* out);
   std::optional<ApiError> ParseDetokenize(std::string_view body, DetokenizeRequest* out);
-  std::optional<ApiError> ParseFaults(std::string_view body, FaultChange* out);
+  // What the body does not name stays.
+  std::optional<ApiError> ParseFaults(std::string_view body, Faults* out);
 
  private:
   class Impl;

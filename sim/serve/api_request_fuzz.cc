@@ -60,7 +60,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (const auto error = parser.ParseTokenize(body, &text)) CheckError(error);
   DetokenizeRequest tokens;
   if (const auto error = parser.ParseDetokenize(body, &tokens)) CheckError(error);
-  FaultChange change;
+  Faults change;
   if (const auto error = parser.ParseFaults(body, &change)) CheckError(error);
   return 0;
 }

@@ -50,6 +50,15 @@ class RequestParser final : public http::basic_parser<true> {
  private:
   using string_view = beast::string_view;
 
+  // The fields of a head that handlers read.
+  static constexpr std::pair<const char*, std::string HttpRequest::*> kKept[] = {
+      {"Host", &HttpRequest::host},
+      {"Origin", &HttpRequest::origin},
+      {"Content-Type", &HttpRequest::content_type},
+      {"Authorization", &HttpRequest::authorization},
+      {"Accept", &HttpRequest::accept},
+      {"X-Request-Id", &HttpRequest::request_id}};
+
   void Refuse(ApiError error, Code& code) {
     refusal_ = std::move(error);
     code = http::error::bad_value;
@@ -95,25 +104,15 @@ class RequestParser final : public http::basic_parser<true> {
       case http::field::host:
         if (std::exchange(has_host_, true))
           return Refuse({.message = "Host: is there twice"}, code);
-        request_.host = TextOf(value);
-        return;
-      case http::field::origin:
-        request_.origin = TextOf(value);
-        return;
-      case http::field::content_type:
-        request_.content_type = TextOf(value);
-        return;
-      case http::field::authorization:
-        request_.authorization = TextOf(value);
-        return;
-      case http::field::accept:
-        request_.accept = TextOf(value);
-        return;
+        break;
       case http::field::expect:
         expects_continue_ = beast::iequals(value, "100-continue");
         return;
       default:
-        if (beast::iequals(text, "X-Request-Id")) request_.request_id = TextOf(value);
+        break;
+    }
+    for (const auto& [kept, to] : kKept) {
+      if (beast::iequals(text, kept)) request_.*to = TextOf(value);
     }
   }
   void on_header_impl(Code&) override {}

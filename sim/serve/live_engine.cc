@@ -11,6 +11,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/engine/request_store.h"
 #include "sim/replica.h"
@@ -49,14 +50,13 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
   }
 
   absl::Status Start() {
-    if (absl::Status status = OpenEvents(); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(OpenEvents());
     SimulationConfig& config = options_.simulation;
     config.manager.enable_events = config.manager.enable_events || publisher_ != nullptr;
     std::vector<EngineObserver*> observers = {&metrics_, this};
     if (options_.tiers != nullptr) observers.push_back(options_.tiers.get());
-    auto replica = Replica::Create(config, trace_, options_.step_time.get(), observers, this);
-    if (!replica.ok()) return replica.status();
-    replica_ = *std::move(replica);
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        replica_, Replica::Create(config, trace_, options_.step_time.get(), observers, this));
     if (options_.tiers != nullptr) {
       if (absl::Status status = options_.tiers->Attach(replica_->manager()); !status.ok()) {
         return absl::Status(status.code(), absl::StrCat("--tier: ", status.message()));
@@ -116,9 +116,6 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
       done(is_empty);
     });
   }
-  void CheckInvariants(std::function<void(absl::Status)> done) override {
-    Post([this, done = std::move(done)](SimTime) { done(CheckedInvariants()); });
-  }
   std::string events_endpoint() const override;
   std::string replay_endpoint() const override;
 
@@ -136,12 +133,6 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
     state.waiting_loras.assign(waiting.begin(), waiting.end());
     return state;
   }
-  absl::Status CheckedInvariants() const {
-    absl::Status status = replica_->scheduler().CheckInvariants();
-    if (status.ok() && options_.tiers != nullptr) status = options_.tiers->CheckInvariants();
-    return status;
-  }
-
   // A sequence on its way.
   struct Live {
     SimRequest* request = nullptr;
@@ -206,8 +197,10 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
     clock_ = std::max(clock_, time);
   }
 
+  // All that must hold of scheduler, pool and tiers.
   void CheckAll() {
-    const absl::Status status = CheckedInvariants();
+    absl::Status status = replica_->scheduler().CheckInvariants();
+    if (status.ok() && options_.tiers != nullptr) status = options_.tiers->CheckInvariants();
     KVBLOCKS_CHECK(status.ok(), status.ToString());
     ++num_checks_;
   }
@@ -446,7 +439,7 @@ absl::StatusOr<std::unique_ptr<LiveEngine>> LiveEngine::Create(Options options,
                                                                std::function<void()> wake) {
   options.metrics.has_connector = options.tiers != nullptr;
   auto engine = std::make_unique<EngineThread>(std::move(options), std::move(wake));
-  if (absl::Status status = engine->Start(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(engine->Start());
   return engine;
 }
 

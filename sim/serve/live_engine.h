@@ -123,8 +123,6 @@ class LiveEngine {
   virtual void ResetPrefixCache(std::function<void(bool)> done) = 0;
   // Swaps what has come into `out`, which is cleared first.
   virtual void TakeUpdates(std::vector<SequenceUpdate>* out) = 0;
-  // All that must hold of scheduler, pool and tiers; `done` as above. O(number of blocks).
-  virtual void CheckInvariants(std::function<void(absl::Status)> done) = 0;
 
   // As bound; empty without events.
   virtual std::string events_endpoint() const = 0;

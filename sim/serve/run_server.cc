@@ -9,6 +9,8 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/serve/tokenizer.h"
 
 namespace kvblocks::sim {
@@ -21,10 +23,10 @@ absl::Status RaiseDescriptors(int64_t max_connections) {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return absl::OkStatus();
   if (limit.rlim_max < needed) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--max-connections: got ", max_connections, ", expected at most ",
-        static_cast<int64_t>(limit.rlim_max) - kOthers, ": this system gives a process ",
-        limit.rlim_max, " descriptors (ulimit -n)"));
+    return InvalidArgument("--max-connections: got ", max_connections, ", expected at most ",
+                           static_cast<int64_t>(limit.rlim_max) - kOthers,
+                           ": this system gives a process ", limit.rlim_max,
+                           " descriptors (ulimit -n)");
   }
   limit.rlim_cur = needed;
   if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return absl::OkStatus();
@@ -87,18 +89,13 @@ std::string EndpointOfReplica(const std::string& endpoint, int64_t replica) {
 
 absl::Status RunServer(const ServerOptions& options, const EngineOptionsFactory& make_options,
                        const std::function<void(const std::vector<ReplicaAddress>&)>& started) {
-  if (absl::Status status = RaiseDescriptors(options.limits.max_connections); !status.ok()) {
-    return status;
-  }
+  KVBLOCKS_RETURN_IF_ERROR(RaiseDescriptors(options.limits.max_connections));
   HttpServer server(options.limits);
   std::unique_ptr<Tokenizer> tokenizer = std::make_unique<ByteTokenizer>();
   if (!options.tokenizer.empty()) {
-    auto made = MakeHfTokenizer(options.tokenizer, options.python);
-    if (!made.ok()) return made.status();
-    tokenizer = *std::move(made);
+    KVBLOCKS_ASSIGN_OR_RETURN(tokenizer, MakeHfTokenizer(options.tokenizer, options.python));
   }
-  const auto text = PseudoText::Make(*tokenizer);
-  if (!text.ok()) return text.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto text, PseudoText::Make(*tokenizer));
   auto queue = std::make_unique<TokenizerQueue>(std::move(tokenizer), &server);
 
   std::vector<int> entries;
@@ -116,13 +113,12 @@ absl::Status RunServer(const ServerOptions& options, const EngineOptionsFactory&
     events.endpoint = EndpointOfReplica(events.endpoint, r);
     events.replay_endpoint = EndpointOfReplica(events.replay_endpoint, r);
     auto service = Service::Create(
-        std::move(asked), &*text, queue.get(), &server,
-        [&make_options, events](std::function<void()> wake)
-            -> absl::StatusOr<std::unique_ptr<LiveEngine>> {
-          auto engine = make_options();
-          if (!engine.ok()) return engine.status();
-          engine->events = events;
-          return LiveEngine::Create(*std::move(engine), std::move(wake));
+        std::move(asked), &text, queue.get(), &server,
+        [&make_options,
+         events](std::function<void()> wake) -> absl::StatusOr<std::unique_ptr<LiveEngine>> {
+          KVBLOCKS_ASSIGN_OR_RETURN(auto engine, make_options());
+          engine.events = events;
+          return LiveEngine::Create(std::move(engine), std::move(wake));
         },
         [&server, &entries, r](bool is_up) {
           server.SetUp(entries[static_cast<size_t>(r)], is_up);
@@ -130,12 +126,13 @@ absl::Status RunServer(const ServerOptions& options, const EngineOptionsFactory&
         [&server] {
           return Service::Connections{server.num_connections(), server.num_refused()};
         });
-    if (!service.ok()) return service.status();
-    const auto entry = server.Listen(
-        options.host, static_cast<int>(options.port == 0 ? 0 : options.port + r), service->get());
-    if (!entry.ok()) return entry.status();
-    entries.push_back(*entry);
-    addresses.push_back({.port = server.port(*entry),
+    KVBLOCKS_RETURN_IF_ERROR(service.status());
+    KVBLOCKS_ASSIGN_OR_RETURN(
+        const auto entry,
+        server.Listen(options.host, static_cast<int>(options.port == 0 ? 0 : options.port + r),
+                      service->get()));
+    entries.push_back(entry);
+    addresses.push_back({.port = server.port(entry),
                          .events = (*service)->engine()->events_endpoint(),
                          .replay = (*service)->engine()->replay_endpoint()});
     services.push_back(*std::move(service));

@@ -385,21 +385,16 @@ void Service::HandleReset(std::shared_ptr<Exchange> exchange) {
 }
 
 void Service::HandleFaults(HttpRequest request, std::shared_ptr<Exchange> exchange) {
-  FaultChange change;
-  if (const auto error = parser_.ParseFaults(request.body, &change)) {
+  if (const auto error = parser_.ParseFaults(request.body, &faults_)) {
     return ReplyError(request.path, *exchange, *error);
   }
-  if (change.delay_seconds) faults_.delay_seconds = *change.delay_seconds;
-  if (change.error_rate) faults_.error_rate = *change.error_rate;
-  if (change.cut_rate) faults_.cut_rate = *change.cut_rate;
   Reply(request.path, *exchange,
         {.body = absl::StrCat("{\"delay_seconds\":", faults_.delay_seconds,
                               ",\"error_rate\":", faults_.error_rate,
                               ",\"cut_rate\":", faults_.cut_rate, "}")});
-  if (change.crash_seconds) {
+  if (const auto seconds = std::exchange(faults_.crash_seconds, std::nullopt)) {
     // The answer goes out first.
-    loop_->After(std::chrono::milliseconds(50),
-                 [this, seconds = *change.crash_seconds] { Crash(seconds); });
+    loop_->After(std::chrono::milliseconds(50), [this, seconds] { Crash(*seconds); });
   }
 }
 

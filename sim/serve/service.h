@@ -30,12 +30,6 @@
 
 namespace kvblocks::sim {
 
-struct Faults {
-  double delay_seconds = 0;  // before a request is looked at
-  double error_rate = 0;     // share of requests that are answered by an error 500
-  double cut_rate = 0;       // share of requests whose connection is cut inside the answer
-};
-
 struct LoraModule {
   std::string name;
   std::string path;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
 #include "sim/serve/answer.h"
 #include "sim/serve/service.h"
 #include "xxhash.h"
@@ -54,7 +55,7 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Create(
   service->make_engine_ = std::move(make_engine);
   service->set_up_ = std::move(set_up);
   service->connections_ = std::move(connections);
-  if (absl::Status status = service->MakeEngine(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(service->MakeEngine());
   return service;
 }
 
@@ -78,13 +79,11 @@ double Service::Draw() {
 absl::Status Service::MakeEngine() {
   // An engine that is gone may have woken us before.
   const uint64_t generation = ++generation_;
-  auto engine = make_engine_([this, generation] {
-    loop_->Post([this, generation] {
-      if (generation == generation_) TakeUpdates();
-    });
-  });
-  if (!engine.ok()) return engine.status();
-  engine_ = *std::move(engine);
+  KVBLOCKS_ASSIGN_OR_RETURN(engine_, make_engine_([this, generation] {
+                              loop_->Post([this, generation] {
+                                if (generation == generation_) TakeUpdates();
+                              });
+                            }));
   return absl::OkStatus();
 }
 
@@ -173,9 +172,8 @@ void Service::Tokenize(Tokenizer& tokenizer, Pending& pending) const {
                           bool with_pieces) -> absl::StatusOr<Encoding> {
     Encoding encoding = {.tokens = input.tokens};
     if (!input.is_tokens) {
-      auto encoded = tokenizer.Encode(input.text, adds_special, /*with_pieces=*/false);
-      if (!encoded.ok()) return encoded.status();
-      encoding = *std::move(encoded);
+      KVBLOCKS_ASSIGN_OR_RETURN(encoding,
+                                tokenizer.Encode(input.text, adds_special, /*with_pieces=*/false));
     }
     if (!with_pieces || static_cast<int64_t>(encoding.tokens.size()) > options_.max_model_len) {
       return encoding;

@@ -1,14 +1,15 @@
 #include "sim/serve/tokenizer.h"
 
-#include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -16,6 +17,8 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "checks/json_text.h"
+#include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "simdjson.h"
 
 extern char** environ;
@@ -66,11 +69,11 @@ absl::StatusOr<PseudoText> PseudoText::Make(Tokenizer& tokenizer) {
     }
     text += ". ";
   }
-  auto encoding = tokenizer.Encode(text, /*adds_special=*/false, /*with_pieces=*/true);
-  if (!encoding.ok()) return encoding.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(auto encoding,
+                            tokenizer.Encode(text, /*adds_special=*/false, /*with_pieces=*/true));
   PseudoText out;
-  out.tokens = std::move(encoding->tokens);
-  out.pieces = std::move(encoding->pieces);
+  out.tokens = std::move(encoding.tokens);
+  out.pieces = std::move(encoding.pieces);
   if (out.tokens.empty() || out.tokens.size() != out.pieces.size()) {
     return absl::InternalError("the tokenizer makes no tokens of a plain text");
   }
@@ -132,8 +135,7 @@ for line in sys.stdin:
                     last = max(last, end)
                 answer["pieces"] = pieces
         else:
-            parts = [ask["ids"]] if ask["whole"] else [[i] for i in ask["ids"]]
-            answer = {"pieces": [tokenizer.decode(p, skip_special_tokens=False) for p in parts]}
+            answer = {"pieces": [tokenizer.decode([i], skip_special_tokens=False) for i in ask["ids"]]}
     except Exception as error:
         answer = {"error": str(error)}
     say(answer)
@@ -172,22 +174,20 @@ class HfTokenizer final : public Tokenizer {
     close(from[1]);
     if (error != 0) {
       child_ = -1;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--tokenizer: cannot start ", python, ": ", std::strerror(error),
-          "; install Python 3, or name one with --python"));
+      return InvalidArgument("--tokenizer: cannot start ", python, ": ", std::strerror(error),
+                             "; install Python 3, or name one with --python");
     }
     simdjson::dom::element answer;
-    if (absl::Status status = Receive(&answer); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Receive(&answer));
     bool is_missing;
     if (answer["missing"].get(is_missing) == simdjson::SUCCESS) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--tokenizer: ", python, " has no package tokenizers; install it (python3 -m pip install "
-          "tokenizers), or name a Python that has it with --python"));
+      return InvalidArgument("--tokenizer: ", python,
+                             " has no package tokenizers; install it (python3 -m pip install "
+                             "tokenizers), or name a Python that has it with --python");
     }
     std::string_view problem;
     if (answer["error"].get(problem) == simdjson::SUCCESS) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--tokenizer: ", file, ": ", std::string(problem)));
+      return InvalidArgument("--tokenizer: ", file, ": ", std::string(problem));
     }
     return absl::OkStatus();
   }
@@ -199,7 +199,7 @@ class HfTokenizer final : public Tokenizer {
     absl::StrAppend(&ask, ",\"special\":", adds_special ? "true" : "false",
                     ",\"pieces\":", with_pieces ? "true" : "false", "}\n");
     simdjson::dom::element answer;
-    if (absl::Status status = Ask(ask, &answer); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Ask(ask, &answer));
     Encoding encoding;
     simdjson::dom::array ids;
     if (answer["ids"].get(ids) != simdjson::SUCCESS) return Nonsense();
@@ -217,12 +217,10 @@ class HfTokenizer final : public Tokenizer {
   }
 
   absl::StatusOr<std::vector<std::string>> Pieces(absl::Span<const TokenId> tokens) override {
-    return AskForText(tokens, false);
-  }
-  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> tokens) override {
-    auto whole = AskForText(tokens, true);
-    if (!whole.ok()) return whole.status();
-    return absl::StrJoin(*whole, "");
+    simdjson::dom::element answer;
+    KVBLOCKS_RETURN_IF_ERROR(
+        Ask(absl::StrCat("{\"ids\":[", absl::StrJoin(tokens, ","), "]}\n"), &answer));
+    return ReadPieces(answer);
   }
 
   bool is_slow() const override { return true; }
@@ -243,16 +241,6 @@ class HfTokenizer final : public Tokenizer {
   }
   static absl::Status Nonsense() {
     return absl::InternalError("the tokenizer's process answered something else");
-  }
-
-  absl::StatusOr<std::vector<std::string>> AskForText(absl::Span<const TokenId> tokens,
-                                                      bool whole) {
-    simdjson::dom::element answer;
-    const absl::Status status = Ask(absl::StrCat("{\"ids\":[", absl::StrJoin(tokens, ","),
-                                                 "],\"whole\":", whole ? "true" : "false", "}\n"),
-                                    &answer);
-    if (!status.ok()) return status;
-    return ReadPieces(answer);
   }
 
   static absl::StatusOr<std::vector<std::string>> ReadPieces(const simdjson::dom::element& answer) {
@@ -283,16 +271,16 @@ class HfTokenizer final : public Tokenizer {
     if (to_ < 0) return absl::UnavailableError("--tokenizer: its process is gone");
     deadline_ = absl::Now() + patience_;
     for (size_t sent = 0; sent < ask.size();) {
-      if (absl::Status status = Wait(to_, POLLOUT); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Wait(to_, POLLOUT));
       const ssize_t count = write(to_, ask.data() + sent, ask.size() - sent);
       if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
       if (count <= 0) return Failed("its process is gone");
       sent += static_cast<size_t>(count);
     }
-    if (absl::Status status = Receive(answer); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Receive(answer));
     std::string_view problem;
     if ((*answer)["error"].get(problem) == simdjson::SUCCESS) {
-      return absl::InvalidArgumentError(absl::StrCat("the tokenizer: ", std::string(problem)));
+      return InvalidArgument("the tokenizer: ", std::string(problem));
     }
     return absl::OkStatus();
   }
@@ -320,7 +308,7 @@ class HfTokenizer final : public Tokenizer {
     size_t end, sought = 0;
     while ((end = received_.find('\n', sought)) == std::string::npos) {
       sought = received_.size();
-      if (absl::Status status = Wait(from_, POLLIN); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Wait(from_, POLLIN));
       char buffer[65536];
       const ssize_t count = read(from_, buffer, sizeof(buffer));
       if (count < 0 && errno == EINTR) continue;
@@ -349,7 +337,7 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeHfTokenizer(const std::string& fi
                                                            const std::string& python,
                                                            absl::Duration patience) {
   auto tokenizer = std::make_unique<HfTokenizer>(patience);
-  if (absl::Status status = tokenizer->Start(file, python); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(tokenizer->Start(file, python));
   return tokenizer;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/report/text_page.h"
 #include "sim/sweep/condition.h"
@@ -69,9 +70,9 @@ absl::StatusOr<bool> BorderSearch::HoldsAll(const pb::PointResult& result) const
   for (const Condition& condition : options_.conditions) {
     const auto holds = Holds(condition, result, baseline_);
     if (!holds) {
-      return absl::InvalidArgumentError(absl::StrCat("--where: got \"", condition.text,
-                                                     "\", but the replay has no such figure",
-                                                     condition.metric ? "" : ": it needs --slo"));
+      return InvalidArgument("--where: got \"", condition.text,
+                             "\", but the replay has no such figure",
+                             condition.metric ? "" : ": it needs --slo");
     }
     holds_all = holds_all && *holds;
   }
@@ -153,8 +154,7 @@ pb::Axis SearchedOption::Ends() const {
 
 absl::StatusOr<SearchedOption> ParseSearchedOption(std::string_view text) {
   const auto bad = [&](std::string_view expected) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got \"", std::string(text), "\", expected ", std::string(expected)));
+    return InvalidArgument("got \"", std::string(text), "\", expected ", std::string(expected));
   };
   const size_t equals = text.find('=');
   if (equals == std::string_view::npos || equals == 0) {
@@ -188,8 +188,7 @@ absl::StatusOr<SearchedOption> ParseSearchedOption(std::string_view text) {
 absl::StatusOr<pb::Setting> ParseSetting(std::string_view text) {
   const size_t equals = text.find('=');
   if (equals == std::string_view::npos || equals == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got \"", std::string(text), "\", expected OPTION=VALUE"));
+    return InvalidArgument("got \"", std::string(text), "\", expected OPTION=VALUE");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(text.substr(0, equals)));
   pb::Setting setting = MakeSetting(field, std::string(text.substr(equals + 1)));
@@ -221,8 +220,8 @@ absl::Status CheckBaseline(const BorderOptions& options) {
   const auto needs_one = std::find_if(options.conditions.begin(), options.conditions.end(),
                                       [](const Condition& c) { return c.is_of_baseline; });
   if (options.baseline.empty() && needs_one != options.conditions.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("--where: got \"", needs_one->text,
-                                                   "\", which needs --baseline OPTION=VALUE"));
+    return InvalidArgument("--where: got \"", needs_one->text,
+                           "\", which needs --baseline OPTION=VALUE");
   }
   if (!options.baseline.empty() && needs_one == options.conditions.end()) {
     return absl::InvalidArgumentError(

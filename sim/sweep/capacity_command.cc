@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
 #include "sim/commands/replay_input.h"
@@ -105,7 +105,7 @@ class CapacityCommand final : public Command {
   static absl::Status Refuse(std::initializer_list<std::pair<const char*, bool>> options,
                              const char* why) {
     for (const auto& [name, is_given] : options) {
-      if (is_given) return absl::InvalidArgumentError(absl::StrCat(name, why));
+      if (is_given) return InvalidArgument(name, why);
     }
     return absl::OkStatus();
   }
@@ -178,7 +178,7 @@ absl::StatusOr<ExitStatus> CapacityCommand::SearchBorder() {
   const char* flag = options.is_largest ? "--largest" : "--smallest";
   auto searched = ParseSearchedOption(options.is_largest ? largest_ : smallest_);
   if (!searched.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat(flag, ": ", searched.status().message()));
+    return InvalidArgument(flag, ": ", searched.status().message());
   }
   options.searched = *std::move(searched);
   KVBLOCKS_ASSIGN_OR_RETURN(const auto prices,

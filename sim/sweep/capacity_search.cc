@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
 #include "sim/report/human_table.h"
@@ -127,16 +128,16 @@ absl::Status CapacitySearch::Check(const ReplayConfig& config) {
   const bool is_fleet =
       config.replicas() > 1 || !config.replica().empty() || AsksForScaling(config);
   if (is_fleet && options_.target_rate > 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        config.replica().empty() ? absl::StrCat("--replicas: got ", config.replicas())
-                                 : absl::StrCat("--replica: got \"", config.replica(), "\""),
-        ", expected none with --rate, which finds how many"));
+    return InvalidArgument(config.replica().empty()
+                               ? absl::StrCat("--replicas: got ", config.replicas())
+                               : absl::StrCat("--replica: got \"", config.replica(), "\""),
+                           ", expected none with --rate, which finds how many");
   }
   if (!config.replica().empty() &&
       !(options_.devices.empty() && options_.tensor_parallels.empty())) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "--replica: got \"", config.replica(),
-        "\", expected none with --devices and --tensor-parallels, which try alike ones"));
+        "\", expected none with --devices and --tensor-parallels, which try alike ones");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto kinds, ReplicaKinds(config));
   is_split_ = IsSplit(config);

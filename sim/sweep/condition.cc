@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/report/human_table.h"
 #include "sim/report/latency_metrics.h"
 
@@ -53,9 +54,9 @@ absl::StatusOr<Condition> ParseCondition(std::string_view text, const Prices& pr
     condition.is_upper_bound = false;
   }
   if (sign == std::string_view::npos) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "got \"", std::string(text),
-        "\", expected METRIC<=NUMBER, METRIC>=NUMBER or slo, like ttft-p99<=500 or hit-rate>=0.6"));
+        "\", expected METRIC<=NUMBER, METRIC>=NUMBER or slo, like ttft-p99<=500 or hit-rate>=0.6");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(condition.metric, FindSweepMetric(text.substr(0, sign), prices));
   std::string bound(text.substr(sign + 2));
@@ -69,10 +70,10 @@ absl::StatusOr<Condition> ParseCondition(std::string_view text, const Prices& pr
   if (is_multiple) bound.pop_back();
   if (condition.is_of_baseline != is_multiple || !absl::SimpleAtod(bound, &condition.bound) ||
       !std::isfinite(condition.bound)) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "got \"", std::string(text),
         "\", expected a number, baseline, or a multiple of it, like 0.9*baseline, behind ",
-        std::string(text.substr(sign, 2))));
+        std::string(text.substr(sign, 2)));
   }
   return condition;
 }
@@ -190,7 +191,7 @@ std::string ShortResource(const pb::PointResult& result) {
 absl::StatusOr<bool> HasLimits(std::string_view slo, double goodput) {
   const auto objectives = ParseObjectives(slo);
   if (!objectives.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));
+    return InvalidArgument("--", objectives.status().message());
   }
   if (objectives->empty() && goodput > 0) {
     return absl::InvalidArgumentError("--goodput: needs --slo");

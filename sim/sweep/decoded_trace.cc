@@ -7,6 +7,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/replay_input.h"
 #include "sim/commands/replay_setup.h"
@@ -75,8 +76,8 @@ absl::StatusOr<bool> DecodedReader::Next(TraceRequest& out) {
   const __int128 arrival =
       static_cast<__int128>(out.arrival_ns) * speedup_.denominator / speedup_.numerator;
   if (arrival > INT64_MAX) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "line ", out.line, ": arrival after --speedup: got more than 2^63 ns, expected less"));
+    return InvalidArgument("line ", out.line,
+                           ": arrival after --speedup: got more than 2^63 ns, expected less");
   }
   out.arrival_ns = static_cast<int64_t>(arrival);
   return true;

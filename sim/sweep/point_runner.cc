@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "google/protobuf/util/json_util.h"
+#include "kvblocks/check.h"
 #include "sim/commands/fleet_replay.h"
 #include "sim/run_in_parallel.h"
 
@@ -27,7 +28,7 @@ namespace pb = ::kvblocks::sweep::v1;
 namespace {
 
 absl::Status SystemError(const std::string& path, const char* what) {
-  return absl::InvalidArgumentError(absl::StrCat(path, ": ", what, ": ", std::strerror(errno)));
+  return InvalidArgument(path, ": ", what, ": ", std::strerror(errno));
 }
 
 }  // namespace
@@ -59,9 +60,8 @@ absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::s
     if (json.empty()) continue;
     const auto status = google::protobuf::util::JsonStringToMessage(json, result.get(), options);
     if (!status.ok() || result->name().empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(file, ":", line, ": error: expected a result of a sweep as JSON",
-                       status.ok() ? ", with its name" : ""));
+      return InvalidArgument(file, ":", line, ": error: expected a result of a sweep as JSON",
+                             status.ok() ? ", with its name" : "");
     }
     lines.results.push_back(std::move(result));
   }
@@ -69,8 +69,7 @@ absl::StatusOr<ResultLines> ParseResultLines(std::string_view text, const std::s
   constexpr std::string_view kStart = "{\"name\":";
   if (begin < text.size() && begin == 0 &&
       kStart.substr(0, text.size()) != text.substr(0, kStart.size())) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(file, ":1: error: expected results of a sweep, one JSON text per line"));
+    return InvalidArgument(file, ":1: error: expected results of a sweep, one JSON text per line");
   }
   lines.whole_bytes = begin;
   return lines;
@@ -93,8 +92,7 @@ absl::Status ResultLog::Read(const std::string& path, bool retry) {
   if (file_ < 0) return SystemError(path, "cannot be opened for results");
   struct stat facts;
   if (fstat(file_, &facts) != 0 || !S_ISREG(facts.st_mode)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": expected a regular file for results, which can be read again"));
+    return InvalidArgument(path, ": expected a regular file for results, which can be read again");
   }
   if (flock(file_, LOCK_EX | LOCK_NB) != 0) {
     return absl::UnavailableError(

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "google/protobuf/text_format.h"
+#include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
 #include "sim/commands/replay_input.h"
@@ -106,8 +107,7 @@ absl::StatusOr<pb::SweepSpec> SweepCommand::MakeSpec() {
   KVBLOCKS_ASSIGN_OR_RETURN(auto asked, input_.Asked());
   if (IsSpecName(asked.trace())) {
     if (!spec_.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--spec: ", asked.trace(), " is a specification already"));
+      return InvalidArgument("--spec: ", asked.trace(), " is a specification already");
     }
     spec_ = asked.trace();
     asked.clear_trace();
@@ -158,8 +158,8 @@ absl::StatusOr<ExitStatus> SweepCommand::Execute() {
   }
   for (const Condition& condition : conditions) {
     if (!condition.is_of_baseline) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--where: got \"", condition.text, "\", expected a number: a sweep has no baseline"));
+    return InvalidArgument("--where: got \"", condition.text,
+                           "\", expected a number: a sweep has no baseline");
   }
   for (const SweepMetric& metric : front) {
     const bool is_shown =
@@ -185,8 +185,7 @@ absl::StatusOr<ExitStatus> SweepCommand::Execute() {
         results.begin(), results.end(),
         [&](const pb::PointResult& result) { return Holds(condition, result, {}).has_value(); });
     if (has_figure) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--where: got \"", condition.text, "\", but no point has such a figure"));
+    return InvalidArgument("--where: got \"", condition.text, "\", but no point has such a figure");
   }
   if (metrics_.empty()) DropEmptyMetrics(results, &metrics);
   std::vector<bool> is_candidate;
@@ -262,8 +261,8 @@ absl::StatusOr<ExitStatus> PointCommand::Execute() {
     return WriteStdout(text) ? kDone : kBadInput;
   }
   if (index_ >= static_cast<int64_t>(points.size())) {
-    return absl::InvalidArgumentError(absl::StrCat("--index: got ", index_, ", expected 0 to ",
-                                                   points.size() - 1, ", the points of ", spec_));
+    return InvalidArgument("--index: got ", index_, ", expected 0 to ", points.size() - 1,
+                           ", the points of ", spec_);
   }
   DecodedTraces traces;
   const pb::PointResult result = RunPoint(points[static_cast<size_t>(index_)], &traces);

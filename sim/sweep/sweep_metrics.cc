@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/model_facts.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_parser.h"
@@ -157,7 +158,7 @@ absl::Status AddCost(const Report& engine, const std::string& device, const Pric
                      HourlyCost* cost) {
   const auto price = prices.devices.find(device);
   if (price == prices.devices.end()) {
-    return absl::InvalidArgumentError(absl::StrCat("device ", device, " has no price"));
+    return InvalidArgument("device ", device, " has no price");
   }
   cost->replicas += price->second * NumDevices(engine);
   if (prices.tiers.empty()) return absl::OkStatus();
@@ -165,10 +166,10 @@ absl::Status AddCost(const Report& engine, const std::string& device, const Pric
   for (const auto& tier : engine.tiers().tiers()) {
     const auto gib_price = prices.tiers.find(tier.name());
     if (gib_price == prices.tiers.end() || tier.capacity_bytes() == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("tier ", tier.name(), gib_price == prices.tiers.end()
-                                                 ? " has no price in --tier-prices"
-                                                 : ": its size is in chunks, expected bytes"));
+      return InvalidArgument("tier ", tier.name(),
+                             gib_price == prices.tiers.end()
+                                 ? " has no price in --tier-prices"
+                                 : ": its size is in chunks, expected bytes");
     }
     // Each device has its part.
     const double gib = static_cast<double>(tier.capacity_bytes()) / 1073741824.0;
@@ -227,16 +228,16 @@ absl::StatusOr<PricedDevices> ParseDevices(std::string_view text, const ReplayCo
     double price = 0;
     if (colon != std::string::npos && (!absl::SimpleAtod(part.substr(colon + 1), &price) ||
                                        !(price > 0) || price > kMostPrice)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got \"", part,
-                       "\", expected DEVICE or DEVICE:PRICE with the price of one device for an "
-                       "hour, above 0 and at most 1e9, like h100:2.5"));
+      return InvalidArgument(
+          "got \"", part,
+          "\", expected DEVICE or DEVICE:PRICE with the price of one device for an "
+          "hour, above 0 and at most 1e9, like h100:2.5");
     }
     KVBLOCKS_ASSIGN_OR_RETURN(const auto device, catalogue.FindDevice(part.substr(0, colon)));
     devices.push_back({device.name, price});
     if ((price > 0) == (devices.front().second > 0)) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "got \"", std::string(text), "\", expected a price for every device or for none"));
+    return InvalidArgument("got \"", std::string(text),
+                           "\", expected a price for every device or for none");
   }
   return devices;
 }
@@ -254,10 +255,10 @@ absl::StatusOr<std::map<std::string, double>> ParseTierPrices(std::string_view t
     }
     if (colon == 0 || !absl::SimpleAtod(number, &price) || !(price > 0) || price > kMostPrice ||
         !prices.emplace(part.substr(0, colon), price / hours).second) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           "got \"", part,
           "\", expected TIER:PRICE or TIER:PRICE/month with the price of a GiB for an hour or a "
-          "month, above 0 and at most 1e9, once for each tier, like host:0.004"));
+          "month, above 0 and at most 1e9, once for each tier, like host:0.004");
     }
   }
   return prices;
@@ -316,8 +317,7 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const Prices&
   for (const char* cost : {kCost, kCostPerHour}) {
     if (name != cost) continue;
     if (prices.devices.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got ", cost, ", which needs --prices=DEVICE:PRICE,..."));
+      return InvalidArgument("got ", cost, ", which needs --prices=DEVICE:PRICE,...");
     }
     return CostMetric(cost, prices);
   }
@@ -333,10 +333,10 @@ absl::StatusOr<SweepMetric> FindSweepMetric(std::string_view name, const Prices&
     }
   }
   const std::string suggestion = SuggestName(name, SweepMetricNames());
-  return absl::InvalidArgumentError(absl::StrCat(
-      "got \"", std::string(name), "\", expected one of ", absl::StrJoin(SweepMetricNames(), ", "),
-      ", or min: or max: with a number of a report (max:throughput.budget_use)",
-      suggestion.empty() ? "" : "; ", suggestion));
+  return InvalidArgument("got \"", std::string(name), "\", expected one of ",
+                         absl::StrJoin(SweepMetricNames(), ", "),
+                         ", or min: or max: with a number of a report (max:throughput.budget_use)",
+                         suggestion.empty() ? "" : "; ", suggestion);
 }
 
 absl::StatusOr<std::vector<SweepMetric>> FindSweepMetrics(std::string_view names,

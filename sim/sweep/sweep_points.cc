@@ -16,6 +16,7 @@
 #include "checks/status_macros.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
+#include "kvblocks/check.h"
 #include "kvblocks/config_source.h"
 #include "kvblocks/version.h"
 #include "sim/commands/example_trace.h"
@@ -52,8 +53,8 @@ std::string CanonicalBytes(const google::protobuf::Message& message) {
 }
 
 absl::Status BadAxis(std::string_view option, std::string_view value, std::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(FlagName(option), ": got \"", std::string(value),
-                                                 "\", expected ", std::string(expected)));
+  return InvalidArgument(FlagName(option), ": got \"", std::string(value), "\", expected ",
+                         std::string(expected));
 }
 
 // First, last and step of "64:512:*2"; empty: the text is a plain value.
@@ -172,8 +173,7 @@ absl::StatusOr<std::string> ContentHashes::OfFile(const std::string& path) {
     return absl::NotFoundError(absl::StrCat(path, ": no such file"));
   }
   if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": no regular file, which can be read again"));
+    return InvalidArgument(path, ": no regular file, which can be read again");
   }
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"), std::fclose);
   if (file == nullptr) {
@@ -222,9 +222,8 @@ absl::StatusOr<pb::SweepSpec> ReadSweepSpec(const std::string& path) {
 absl::StatusOr<pb::Axis> ParseAxis(std::string_view text) {
   const size_t equals = text.find('=');
   if (equals == std::string_view::npos || equals == 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got \"", std::string(text),
-                     "\", expected OPTION=VALUE,VALUE,... or OPTION=FIRST:LAST:*FACTOR"));
+    return InvalidArgument("got \"", std::string(text),
+                           "\", expected OPTION=VALUE,VALUE,... or OPTION=FIRST:LAST:*FACTOR");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto field, OptionField(text.substr(0, equals)));
   const std::string values(text.substr(equals + 1));
@@ -380,8 +379,7 @@ absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
     const bool is_twice = std::any_of(axes.begin(), axes.end(),
                                       [&](const Values& other) { return other.option == field; });
     if (is_twice) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(FlagName(field), ": two axes, expected one with all values"));
+      return InvalidArgument(FlagName(field), ": two axes, expected one with all values");
     }
     axes.push_back({field, std::move(values)});
   }
@@ -390,8 +388,8 @@ absl::StatusOr<std::vector<PlannedPoint>> ExpandSweep(const pb::SweepSpec& spec,
   for (const Values& axis : axes) {
     count *= static_cast<int64_t>(axis.values.size());
     if (count > kMostSweepPoints) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("the sweep has more than ", kMostSweepPoints, " points; leave out values"));
+      return InvalidArgument("the sweep has more than ", kMostSweepPoints,
+                             " points; leave out values");
     }
   }
   std::vector<PlannedPoint> points;

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "gtest/gtest.h"
 #include "kvblocks/check.h"
 #include "kvblocks/kv_cache_spec.h"
 
@@ -139,6 +140,13 @@ absl::Status Replay::Run() {
   evictions = pool.num_evictions();
   if (pool.retention() != nullptr) retention = TotalsOf(*pool.retention());
   return status;
+}
+
+const std::vector<std::string>& Replay::RunAll(const std::vector<ReplayRequest>& requests) {
+  for (const ReplayRequest& request : requests) Add(request);
+  const absl::Status status = Run();
+  EXPECT_TRUE(status.ok()) << status;
+  return lines;
 }
 
 void Replay::OnArrival(const SimRequest&, SimTime) {

@@ -89,6 +89,8 @@ class Replay : public EngineObserver {
   std::unique_ptr<VectorTraceReader> MakeReader();
   // Runs all requests added; the status is that of Simulation::Create or Run.
   absl::Status Run();
+  // Adds these and runs all. The test fails where Run does. Returns the lines.
+  const std::vector<std::string>& RunAll(const std::vector<ReplayRequest>& requests);
 
   SimulationConfig config;
   const StepTimeModel* step_time = nullptr;  // null: 1 s each

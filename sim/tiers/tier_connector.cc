@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "offload/tier.h"
 #include "sim/engine/scheduler_options.h"
@@ -51,11 +52,10 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
   for (const SimTier& tier : options_.tiers) tiers.push_back(tier.options);
   std::vector<std::shared_ptr<offload::Tier>> shared;
   for (const auto& state : states_) shared.push_back(state->tier);
-  auto offload = OffloadManager::Create(manager, {.tiers = std::move(tiers),
-                                                  .group_block_bytes = options_.group_block_bytes,
-                                                  .shared = std::move(shared)});
-  if (!offload.ok()) return offload.status();
-  offload_ = *std::move(offload);
+  KVBLOCKS_ASSIGN_OR_RETURN(
+      offload_, OffloadManager::Create(manager, {.tiers = std::move(tiers),
+                                                 .group_block_bytes = options_.group_block_bytes,
+                                                 .shared = std::move(shared)}));
   for (size_t t = 0; t < states_.size(); ++t) {
     if (options_.tiers[t].is_shared)
       states_[t]->tier = offload_->shared_tier(static_cast<TierId>(t));

@@ -73,8 +73,7 @@ TEST(TierTextTest, ErrorsQuoteTheTierAndSayWhatIsExpected) {
   // Only policies that a tier takes are offered.
   for (const char* policy : {"x", "ttl", "priority"}) {
     EXPECT_THAT(ErrorOf(std::string("host:1GiB:read=free:policy=") + policy),
-                HasSubstr(std::string("policy is \"") + policy +
-                          "\", expected arc|hazard|lru"));
+                HasSubstr(std::string("policy is \"") + policy + "\", expected arc|hazard|lru"));
   }
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:store=x"), HasSubstr("write-through|on-evict"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:layout=x"), HasSubstr("packed|"));
@@ -88,6 +87,11 @@ struct Failures {
   uint64_t seed = 0;
 };
 
+// D, with A's prompt.
+ReplayRequest LikeA(double at) {
+  return {.id = "D", .prompt = 9, .output = 1, .at = at, .content = Document(9)};
+}
+
 // Blocks of 4 tokens and 128 bytes, steps of 1 s.
 struct TierReplay : Replay {
   explicit TierReplay(std::string_view text, int64_t num_blocks = 5,
@@ -96,14 +100,14 @@ struct TierReplay : Replay {
       : clock(MakeFixedStepTime(kSecond).value()) {
     config.kv_cache.num_blocks = num_blocks;
     if (has_window) config.kv_cache.groups.push_back(WindowGroup(4, 6));
-    tiers = TierConnector::Create({.tiers = ParseTiers(text).value(),
-                                   .mode = mode,
-                                   .load_if_faster = load_if_faster,
-                                   .group_block_bytes = std::vector<int64_t>(
-                                       config.kv_cache.groups.size(), 128),
-                                   .step_time = clock.get(),
-                                   .load_failures = failures.share,
-                                   .seed = failures.seed})
+    tiers = TierConnector::Create(
+                {.tiers = ParseTiers(text).value(),
+                 .mode = mode,
+                 .load_if_faster = load_if_faster,
+                 .group_block_bytes = std::vector<int64_t>(config.kv_cache.groups.size(), 128),
+                 .step_time = clock.get(),
+                 .load_failures = failures.share,
+                 .seed = failures.seed})
                 .value();
     config.manager.enable_events = tiers->NeedsEvents();
     connector = tiers.get();
@@ -122,10 +126,9 @@ struct TierReplay : Replay {
 TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
   TierReplay replay("host:8chunks:read=128B/s");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, ElementsAre("0: A:9 [1,2,3] fin A", "3: C:13 [3,4,2,1] fin C",
-                                        "10: load D +8", "12: D:1 [4] fin D"));
+  EXPECT_THAT(replay.RunAll({LikeA(10)}),
+              ElementsAre("0: A:9 [1,2,3] fin A", "3: C:13 [3,4,2,1] fin C", "10: load D +8",
+                          "12: D:1 [4] fin D"));
   EXPECT_EQ(replay.tiers->load_totals().num_loaded_tokens, 8);
   EXPECT_EQ(replay.tiers->load_totals().num_bytes, 256);
   EXPECT_EQ(replay.tiers->load_totals().load_time, 2 * kSecond);
@@ -141,9 +144,7 @@ TEST(TierConnectorTest, WhatTheDeviceLostIsLoaded) {
 TEST(TierConnectorTest, ARequestWaitsForWhatIsBeingWritten) {
   TierReplay replay("host:8chunks:read=128B/s");
   replay.AddAThenC(1);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, Contains("4: load D +8"));
+  EXPECT_THAT(replay.RunAll({LikeA(2)}), Contains("4: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("6: D:1 ")));
 }
 
@@ -151,9 +152,7 @@ TEST(TierConnectorTest, ARequestWaitsForWhatIsBeingWritten) {
 TEST(TierConnectorTest, WhoLoadsOnlyWhatIsFasterDoesNotWaitForStores) {
   TierReplay replay("host:8chunks:read=128B/s", 5, LoadMode::kAsync, true);
   replay.AddAThenC(1);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 2, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, Contains(HasSubstr("2: D:9 ")));
+  EXPECT_THAT(replay.RunAll({LikeA(2)}), Contains(HasSubstr("2: D:9 ")));
 }
 
 // E finds on the device what D loads, once it has come.
@@ -162,8 +161,7 @@ TEST(TierConnectorTest, NoTwoRequestsLoadTheSame) {
   replay.AddAThenC(3);
   replay.Add({.id = "F", .prompt = 9, .output = 1, .at = 5, .content = Document(9, 300)});
   for (const char* id : {"D", "E"}) {
-    replay.Add(
-        {.id = id, .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
+    replay.Add({.id = id, .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
   }
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.tiers->load_totals().num_loads, 1);
@@ -176,9 +174,7 @@ TEST(TierConnectorTest, StepsWaitForSynchronousAndLayerwiseLoads) {
        {std::pair(LoadMode::kSync, "10-13"), std::pair(LoadMode::kLayerwise, "10-12")}) {
     TierReplay replay("host:8chunks:read=128B/s", 5, mode);
     replay.AddAThenC(3);
-    replay.Add(
-        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-    ASSERT_TRUE(replay.Run().ok());
+    replay.RunAll({LikeA(10)});
     EXPECT_THAT(replay.device, ElementsAre("0-1", "3-4", span));
   }
 }
@@ -189,9 +185,7 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
     TierReplay replay(std::string("host:8chunks:write=128B/s:read=") + speed, 5, LoadMode::kAsync,
                       true);
     replay.AddAThenC(3);
-    replay.Add(
-        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-    ASSERT_TRUE(replay.Run().ok());
+    replay.RunAll({LikeA(10)});
     EXPECT_EQ(replay.tiers->load_totals().num_loads, num_loads) << speed;
     EXPECT_EQ(replay.tiers->load_totals().num_not_worth_it, 1 - num_loads) << speed;
     EXPECT_EQ(replay.tiers->tier_totals(0).missed_tokens[3], 8 * (1 - num_loads)) << speed;
@@ -203,9 +197,7 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
 TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
   TierReplay replay("host:3chunks:read=128B/s,disk:9chunks:read=64B/s:store=on-evict");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, Contains("20: load D +8"));
+  EXPECT_THAT(replay.RunAll({LikeA(20)}), Contains("20: load D +8"));
   EXPECT_THAT(replay.lines, Contains(HasSubstr("24: D:1 ")));  // two blocks at 64 bytes a second
   EXPECT_EQ(replay.tiers->tier_totals(1).num_hit_tokens, 8);
   EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_moved_down, 2 + 2);
@@ -214,9 +206,7 @@ TEST(TierConnectorTest, WhatTheHostEvictsIsReadFromTheDisk) {
 TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
   TierReplay replay("host:8chunks:read=128B/s:store=on-evict");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, Contains("20: load D +8"));
+  EXPECT_THAT(replay.RunAll({LikeA(20)}), Contains("20: load D +8"));
   // A's two, and C's last one, whose block D's load took.
   EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_written, 2 + 1);
 }
@@ -224,8 +214,7 @@ TEST(TierConnectorTest, WhatTheDeviceEvictsEntersATierThatTakesIt) {
 TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
   TierReplay replay("host:3chunks:read=free");
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({LikeA(10)});
   EXPECT_THAT(replay.tiers->tier_totals(0).missed_tokens, ElementsAre(20, 8, 0, 0));
   EXPECT_EQ(replay.tiers->tier_totals(0).num_distinct, 5);
   EXPECT_EQ(replay.tiers->offload().tier_stats(0).num_written, 7);
@@ -235,13 +224,8 @@ TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
 TEST(TierConnectorTest, AnAbortedLoadEndsAndLeavesNothing) {
   TierReplay replay("host:8chunks:read=128B/s");
   replay.AddAThenC(3);
-  replay.Add({.id = "D",
-              .prompt = 9,
-              .output = 1,
-              .at = 10,
-              .content = Document(9),
-              .abort_after = 1});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll(
+      {{.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9), .abort_after = 1}});
   EXPECT_EQ(replay.ends["D"], "abort");
   EXPECT_EQ(replay.free_queue.size(), 4u);
   EXPECT_EQ(replay.tiers->offload().num_open_tickets(), 0);
@@ -258,8 +242,7 @@ TEST(TierConnectorTest, WhatCannotBeReadLeavesItsTierAndIsComputed) {
     TierReplay replay("host:8chunks:read=128B/s:write=1kB/s", 5, LoadMode::kAsync, false,
                       {1, seed});
     replay.AddAThenC(3);
-    replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-    ASSERT_TRUE(replay.Run().ok());
+    replay.RunAll({LikeA(10)});
     const bool is_second = replay.lines.back().substr(0, 7) == "12: D:5";
     (is_second ? second_was_bad : first_was_bad) = true;
     EXPECT_THAT(replay.lines.back(), HasSubstr(is_second ? "12: D:5 " : "12: D:9 "));
@@ -281,8 +264,7 @@ TEST(TierConnectorTest, ARequestCanEndByAFailedLoad) {
   TierReplay replay("host:8chunks:read=128B/s", 5, LoadMode::kAsync, false, {1});
   replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
   replay.AddAThenC(3);
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
-  ASSERT_TRUE(replay.Run().ok());
+  replay.RunAll({LikeA(10)});
   EXPECT_EQ(replay.ends["D"], "error");
   EXPECT_EQ(replay.result.num_failed, 1);
   EXPECT_EQ(replay.tiers->load_totals().num_loaded_tokens, 0);
@@ -298,15 +280,10 @@ TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
                       {1, seed});
     replay.config.scheduler.max_num_active_seqs = 1;
     replay.AddAThenC(3);
-    replay.Add({.id = "F", .prompt = 29, .output = 1, .at = 5, .content = Document(29, 300)});
-    replay.Add({.id = "D",
-                .prompt = 9,
-                .output = 1,
-                .at = 20,
-                .content = Document(9),
-                .abort_after = 4});
-    replay.Add({.id = "B", .prompt = 5, .output = 12, .at = 21, .content = Document(5, 500)});
-    ASSERT_TRUE(replay.Run().ok());
+    replay.RunAll(
+        {{.id = "F", .prompt = 29, .output = 1, .at = 5, .content = Document(29, 300)},
+         {.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Document(9), .abort_after = 4},
+         {.id = "B", .prompt = 5, .output = 12, .at = 21, .content = Document(5, 500)}});
     EXPECT_EQ(replay.ends["D"], "abort");
     EXPECT_EQ(replay.tiers->load_totals().num_failed, 1);
     // A's 2, C's 3, F's 7, and B's 1 of its prompt.
@@ -322,8 +299,7 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
   };
   constexpr const char* kTiers[] = {
-      "host:9chunks:read=300B/s",
-      "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
+      "host:9chunks:read=300B/s", "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
       "host:12chunks:read=500B/s:latency=500ms:store=on-evict",
       "host:6chunks:read=900B/s:exclusive,disk:30chunks:read=200B/s:chunk=2:fifo",
       "host:10chunks:read=2kB/s:store=on-second-use:prompt-only:policy=arc"};
@@ -397,8 +373,8 @@ TEST(TierConnectorTest, AnInclusiveTierHitsWhatAPoolOfItsSizeHits) {
       EXPECT_TRUE(replay.Run().ok());
       return replay.result.prefix_cache.hits;
     };
-    TierReplay replay("host:" + std::to_string(second) + "chunks:read=free",
-                      first + 2, round % 2 == 0 ? LoadMode::kSync : LoadMode::kAsync);
+    TierReplay replay("host:" + std::to_string(second) + "chunks:read=free", first + 2,
+                      round % 2 == 0 ? LoadMode::kSync : LoadMode::kAsync);
     for (const ReplayRequest& request : requests) replay.Add(request);
     ASSERT_TRUE(replay.Run().ok());
     const LoadTotals& totals = replay.tiers->load_totals();

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/trace/decimal.h"
 
@@ -120,7 +121,7 @@ absl::StatusOr<SimTier> ParseTier(const std::string& text, int64_t num_devices) 
     options.capacity_bytes = *bytes;
   }
   for (size_t i = 2; i < parts.size(); ++i) {
-    if (absl::Status status = TakeSetting(text, parts[i], &draft); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(TakeSetting(text, parts[i], &draft));
   }
   if (!draft.read) return Bad(text, "read=SPEED in it, as read=50GB/s or read=free");
   if (!draft.write) draft.write = draft.read;
@@ -147,13 +148,12 @@ absl::StatusOr<std::vector<SimTier>> ParseTiers(std::string_view text, int64_t n
   std::vector<SimTier> tiers;
   if (text.empty()) return tiers;
   for (const std::string& part : std::vector<std::string>(absl::StrSplit(std::string(text), ','))) {
-    auto tier = ParseTier(part, num_devices);
-    if (!tier.ok()) return tier.status();
-    if (!tier->is_shared && !tiers.empty() && tiers.back().is_shared) {
+    KVBLOCKS_ASSIGN_OR_RETURN(auto tier, ParseTier(part, num_devices));
+    if (!tier.is_shared && !tiers.empty() && tiers.back().is_shared) {
       return Bad(part, absl::StrCat("shared in it, as \"", tiers.back().options.name,
                                     "\" before it is"));
     }
-    tiers.push_back(*std::move(tier));
+    tiers.push_back(std::move(tier));
   }
   return tiers;
 }
