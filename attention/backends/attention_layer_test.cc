@@ -229,32 +229,6 @@ TEST(AttentionLayerTest, EmptyBatchZeroesPaddingAndNoMore) {
   EXPECT_TRUE(backend.calls().empty());
 }
 
-// One instance prefills; the other gets the blocks, at other ids, and decodes.
-TEST(AttentionLayerTest, DecodeContinuesAPrefillOfAnotherInstance) {
-  LayerFixture prefiller({.window = 9}, &CpuReferenceBackend());
-  ASSERT_EQ(prefiller.Step({{0, 7}, {1, 10}}), absl::OkStatus());
-  ASSERT_EQ(prefiller.Step({{1, 6}}), absl::OkStatus());
-  LayerFixture decoder({.window = 9}, &CpuReferenceBackend());
-  decoder.ContinueFrom(prefiller);
-  const size_t block_bytes = decoder.k_cache.bytes.size() / LayerFixture::kNumBlocks;
-  for (int request : {0, 1}) {
-    const auto& from = prefiller.blocks(request);
-    const auto& to = decoder.blocks(request);
-    ASSERT_EQ(from.size(), to.size());
-    EXPECT_NE(from, to);
-    for (size_t i = 0; i < from.size(); ++i) {
-      std::memcpy(&decoder.k_cache.bytes[to[i] * block_bytes],
-                  &prefiller.k_cache.bytes[from[i] * block_bytes], block_bytes);
-      std::memcpy(&decoder.v_cache.bytes[to[i] * block_bytes],
-                  &prefiller.v_cache.bytes[from[i] * block_bytes], block_bytes);
-    }
-  }
-  for (int step = 0; step < 6; ++step) {
-    ASSERT_EQ(decoder.Step({{0, 1}, {1, 1}}), absl::OkStatus());
-    EXPECT_EQ(decoder.Mismatch(), "") << step;
-  }
-}
-
 TEST(AttentionLayerTest, ScalesOfTheFirstBatchAreKept) {
   RecordingBackend backend;
   Tensor k_scale(DType::kF32, {2}), v_scale(DType::kF32, {2});

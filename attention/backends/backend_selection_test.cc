@@ -408,17 +408,6 @@ TEST(WorkspaceArenaTest, TooSmallNamesTheBytesNeeded) {
   EXPECT_TRUE(arena.Take(0)->empty());
 }
 
-TEST(WorkspaceArenaTest, WhatIsNeededSuffices) {
-  std::vector<std::byte> memory(300);  // no multiple of the alignment
-  WorkspaceArena small(absl::MakeSpan(memory));
-  ASSERT_TRUE(small.Take(300).ok());
-  EXPECT_FALSE(small.Take(50).ok());
-  memory.resize(static_cast<size_t>(small.most_needed()));
-  WorkspaceArena arena(absl::MakeSpan(memory));
-  EXPECT_TRUE(arena.Take(300).ok());
-  EXPECT_TRUE(arena.Take(50).ok());
-}
-
 // --- Published rules ---
 
 TEST(SplitRulesTest, Ex05DecodeVersion) {

@@ -228,10 +228,18 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
   KVBLOCKS_RETURN_IF_ERROR(CheckCacheRows(config_, "compressed_cache", sparse.compressed_row_format,
                                           more.compressed_cache));
   const int64_t tokens = metadata.num_actual_tokens;
-  const auto rows = [&](const char* name, const ConstTensorView& view, int rank) -> absl::Status {
-    if (view.rank == rank && view.extent[0] >= tokens) return absl::OkStatus();
-    return RefusedBy(config_, name, " is ", view.DebugString(), "; ", rank, " dimensions and ",
-                     tokens, " rows or more");
+  struct Rows {
+    const char* name;
+    ConstTensorView view;
+    int rank;
+  };
+  const auto check_rows = [&](std::initializer_list<Rows> all) {
+    for (const auto& [name, view, rank] : all) {
+      if (view.rank == rank && view.extent[0] >= tokens) continue;
+      return RefusedBy(config_, name, " is ", view.DebugString(), "; ", rank, " dimensions and ",
+                       tokens, " rows or more");
+    }
+    return absl::OkStatus();
   };
   const int64_t row = config_.latent_rank + config_.rotary_dim;
   if (tensors.q.rank != 3 || tensors.out.rank != 3) {
@@ -239,24 +247,25 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
                      tensors.out.DebugString(), "; [T, H, ", row, "] and [T, H, ",
                      config_.value_head_size, "]");
   }
-  absl::Status status = rows("q", tensors.q, 3);
-  if (status.ok()) status = rows("out", tensors.out, 3);
-  if (status.ok()) status = rows("k", tensors.k, 2);
-  if (status.ok()) status = rows("slot_mapping", metadata.slot_mapping, 1);
-  if (status.ok() && config_.rotary_dim > 0) status = rows("v", tensors.v, 2);
-  if (status.ok() && sparse.compress_ratio > 0) {
-    status = rows("work.window_slots", more.work.window_slots, 2);
-    if (status.ok()) status = rows("work.window_lens", more.work.window_lens, 1);
+  const SparseWork& work = more.work;
+  KVBLOCKS_RETURN_IF_ERROR(check_rows({{"q", tensors.q, 3},
+                                       {"out", tensors.out, 3},
+                                       {"k", tensors.k, 2},
+                                       {"slot_mapping", metadata.slot_mapping, 1}}));
+  if (config_.rotary_dim > 0) KVBLOCKS_RETURN_IF_ERROR(check_rows({{"v", tensors.v, 2}}));
+  if (sparse.compress_ratio > 0) {
+    KVBLOCKS_RETURN_IF_ERROR(check_rows({{"work.window_slots", work.window_slots, 2},
+                                         {"work.window_lens", work.window_lens, 1}}));
   }
-  if (status.ok() && sparse.topk > 0) {
-    status = rows("index_q", more.index_q, 3);
-    if (status.ok()) status = rows("index_weights", more.index_weights, 2);
-    if (status.ok()) status = rows("work.chosen_slots", more.work.chosen_slots, 2);
-    if (status.ok()) status = rows("work.chosen_lens", more.work.chosen_lens, 1);
-    if (status.ok() && more.index_cache.absent()) status = RefusedBy(config_, "no index_cache");
-    if (status.ok() && !sparse.compresses()) status = rows("index_k", more.index_k, 2);
+  if (sparse.topk > 0) {
+    KVBLOCKS_RETURN_IF_ERROR(check_rows({{"index_q", more.index_q, 3},
+                                         {"index_weights", more.index_weights, 2},
+                                         {"work.chosen_slots", work.chosen_slots, 2},
+                                         {"work.chosen_lens", work.chosen_lens, 1}}));
+    if (more.index_cache.absent()) return RefusedBy(config_, "no index_cache");
+    if (!sparse.compresses()) return check_rows({{"index_k", more.index_k, 2}});
   }
-  if (!status.ok() || !sparse.compresses()) return status;
+  if (!sparse.compresses()) return absl::OkStatus();
   if (more.compressed == nullptr || more.states == nullptr || more.compressed_cache.absent()) {
     return RefusedBy(config_, "compressed rows or states without cache or metadata; a ratio of ",
                      sparse.compress_ratio, " needs them");
@@ -267,25 +276,21 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
                        tokens, " tokens");
     }
   }
-  const auto compressor = [&](const CompressorTensors& from, const TensorView& to) {
-    absl::Status one = rows("compressor.kv", from.kv, 2);
-    if (one.ok()) one = rows("compressor.score", from.score, 2);
-    if (one.ok()) one = rows("work.rows", to, 2);
-    return one;
-  };
-  status = rows("compressed->slot_mapping", more.compressed->slot_mapping, 1);
-  if (status.ok()) status = rows("states->slot_mapping", more.states->slot_mapping, 1);
-  if (status.ok()) status = compressor(more.compressor, more.work.rows);
-  if (status.ok() && more.work.rows.extent[1] != row) {
-    status = RefusedBy(config_, "work.rows is ", more.work.rows.DebugString(), "; rows of ", row);
+  KVBLOCKS_RETURN_IF_ERROR(
+      check_rows({{"compressed->slot_mapping", more.compressed->slot_mapping, 1},
+                  {"states->slot_mapping", more.states->slot_mapping, 1},
+                  {"compressor.kv", more.compressor.kv, 2},
+                  {"compressor.score", more.compressor.score, 2},
+                  {"work.rows", work.rows, 2}}));
+  if (work.rows.extent[1] != row) {
+    return RefusedBy(config_, "work.rows is ", work.rows.DebugString(), "; rows of ", row);
   }
-  if (status.ok() && sparse.topk > 0) {
-    status = compressor(more.index_compressor, more.work.index_rows);
-  } else if (status.ok()) {
-    status = rows("work.all_slots", more.work.all_slots, 2);
-    if (status.ok()) status = rows("work.all_lens", more.work.all_lens, 1);
+  if (sparse.topk > 0) {
+    return check_rows({{"compressor.kv", more.index_compressor.kv, 2},
+                       {"compressor.score", more.index_compressor.score, 2},
+                       {"work.rows", work.index_rows, 2}});
   }
-  return status;
+  return check_rows({{"work.all_slots", work.all_slots, 2}, {"work.all_lens", work.all_lens, 1}});
 }
 
 absl::Status SparseMlaLayer::Forward(const ExecContext& context, const LayerTensors& tensors,

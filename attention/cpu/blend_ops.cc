@@ -32,20 +32,6 @@ void LoadHead(const ConstTensorView& view, int64_t t, int64_t head, double* out)
   LoadElements(view.dtype, view.At(t, head), view.stride[2], view.extent[2], out);
 }
 
-void StoreElements(const TensorView& view, int64_t t, int64_t head, const double* values,
-                   int64_t count) {
-  std::byte* to = view.At(t, head);
-  const int64_t step = view.stride[2] * ElementBytes(view.dtype);
-  if (view.dtype == DType::kF32) {
-    for (int64_t d = 0; d < count; ++d, to += step) {
-      const float value = static_cast<float>(values[d]);
-      std::memcpy(to, &value, sizeof(value));
-    }
-    return;
-  }
-  for (int64_t d = 0; d < count; ++d, to += step) StoreElement(view.dtype, values[d], to);
-}
-
 // Columns [first, D) of a head, bits if the types agree. The views may be the same.
 void CopyColumns(const ConstTensorView& from, const TensorView& to, int64_t t, int64_t head,
                  int64_t first) {
@@ -119,15 +105,10 @@ absl::Status HostOps::Run(const Checked<FuseKvArgs>& call) const {
       const int64_t t = IndexAt(args.imp, r);
       for (const auto& [from, to] :
            {std::pair(args.k_new, args.k_old), std::pair(args.v_new, args.v_old)}) {
-        const int64_t bytes = ElementBytes(to.dtype), dim = to.extent[2];
+        const int64_t bytes = ElementBytes(to.dtype);
         for (int64_t head = 0; head < to.extent[1]; ++head) {
-          if (from.stride[2] == 1 && to.stride[2] == 1) {
-            std::memcpy(to.At(t, head), from.At(r, head), dim * bytes);
-            continue;
-          }
-          for (int64_t d = 0; d < dim; ++d) {
-            std::memcpy(to.At(t, head, d), from.At(r, head, d), bytes);
-          }
+          CopyElements(bytes, from.At(r, head), from.stride[2] * bytes, to.At(t, head),
+                       to.stride[2] * bytes, to.extent[2]);
         }
       }
     }
@@ -139,29 +120,18 @@ absl::Status HostOps::Run(const Checked<GatherRowsArgs>& call) const {
   const ExecContext& context = call.context();
   const GatherRowsArgs& args = call.args();
   const int64_t bytes = ElementBytes(args.in.dtype);
-  // Up to the innermost dimension, which is copied at once if it is dense.
-  const int64_t heads = args.in.rank == 3 ? args.in.extent[1] : 1;
   const int last = args.in.rank - 1;
+  const int64_t heads = last == 2 ? args.in.extent[1] : 1;
   const int64_t dim = last == 0 ? 1 : args.in.extent[last];
-  const bool dense =
-      last == 0 || dim == 1 || (args.in.stride[last] == 1 && args.out.stride[last] == 1);
+  // Of dimension `d`, in bytes.
+  const auto stride = [&](const auto& view, int d) { return d > last ? 0 : view.stride[d] * bytes; };
   ForTokens(context, args.index.extent[0], [&](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
+      const std::byte* from = args.in.At(IndexAt(args.index, r));
+      std::byte* to = args.out.At(r);
       for (int64_t head = 0; head < heads; ++head) {
-        const std::byte* from = args.in.At(IndexAt(args.index, r));
-        std::byte* to = args.out.At(r);
-        if (last == 2) {
-          from += head * args.in.stride[1] * bytes;
-          to += head * args.out.stride[1] * bytes;
-        }
-        if (dense) {
-          std::memcpy(to, from, dim * bytes);
-          continue;
-        }
-        for (int64_t d = 0; d < dim; ++d) {
-          std::memcpy(to + d * args.out.stride[last] * bytes,
-                      from + d * args.in.stride[last] * bytes, bytes);
-        }
+        CopyElements(bytes, from + head * stride(args.in, 1), stride(args.in, last),
+                     to + head * stride(args.out, 1), stride(args.out, last), dim);
       }
     }
   });
@@ -184,6 +154,7 @@ absl::Status HostOps::Run(const Checked<RotateKeysArgs>& call) const {
   }
   ForTokens(context, num_tokens, [&](int64_t first, int64_t last) {
     std::vector<double> row(dim), cosine(num_pairs), sine(num_pairs);
+    std::vector<std::byte> codes(dim * ElementBytes(args.out.dtype));
     for (int64_t t = first; t < last; ++t) {
       // Differences of positions may not fit into int64.
       double by = static_cast<double>(IndexAt(args.positions, t));
@@ -208,7 +179,10 @@ absl::Status HostOps::Run(const Checked<RotateKeysArgs>& call) const {
           y = x * sine[i] + y * cosine[i];
           x = rotated;
         }
-        StoreElements(args.out, t, head, row.data(), columns);
+        StoreElements(args.out.dtype, row.data(), columns, codes.data());
+        const int64_t bytes = ElementBytes(args.out.dtype);
+        CopyElements(bytes, codes.data(), bytes, args.out.At(t, head), args.out.stride[2] * bytes,
+                     columns);
       }
     }
   });

@@ -27,48 +27,6 @@ TensorView Out(std::vector<T>& values, std::initializer_list<int64_t> extents) {
   return ViewOf(absl::MakeSpan(values), extents);
 }
 
-// One block of one head, whose K and V are `count` codes of a token each.
-struct CodeCache {
-  CodeCache(DType dtype, int64_t count) : codes(2 * count, 0xEE) {
-    auto* data = reinterpret_cast<std::byte*>(codes.data());
-    view = KvCacheView(KvLayout::kNhd, TensorView::Contiguous(data, dtype, {1, 1, 1, count}),
-                       TensorView::Contiguous(data + count, dtype, {1, 1, 1, count}));
-  }
-  std::vector<uint8_t> codes;
-  KvCacheView view;
-};
-
-// Stores `values` as K and V of slot 0 with the scale and returns the codes of K.
-std::vector<uint8_t> Store(DType dtype, const std::vector<float>& values, float scale) {
-  const int64_t count = values.size();
-  CodeCache cache(dtype, count);
-  const std::vector<float> scales = {scale};
-  const std::vector<int64_t> slots = {0};
-  ReshapeAndCacheArgs args;
-  args.k = args.v = In(values, {1, 1, count});
-  args.slot_mapping = In(slots, {1});
-  args.cache = cache.view;
-  args.scales.k = args.scales.v = In(scales, {1});
-  EXPECT_EQ(CpuReference().ReshapeAndCache({}, args), absl::OkStatus());
-  cache.codes.resize(count);
-  return cache.codes;
-}
-
-// EX-26.
-TEST(ReshapeAndCacheTest, Ex26E4M3Codes) {
-  EXPECT_EQ(Store(DType::kF8E4M3, {0.3f, 1, 300, -1000, 0x1p-10f, 0x1p-12f, -0.f, kNaN}, 0.5f),
-            (std::vector<uint8_t>{0x32, 0x40, 0x7E, 0xFE, 0x01, 0x00, 0x80, 0x7F}));
-}
-
-// EX-27.
-TEST(ReshapeAndCacheTest, Ex27E5M2AndInt8Codes) {
-  EXPECT_EQ(Store(DType::kF8E5M2, {1, 57344, 0x1p-16f, -2, kInfinity, kNaN}, 1),
-            (std::vector<uint8_t>{0x3C, 0x7B, 0x01, 0xC0, 0x7B, 0x7E}));
-  EXPECT_EQ(
-      Store(DType::kI8, {0.3125f, 0.4375f, -16, 20, kNaN, -kInfinity}, 0.125f),
-      (std::vector<uint8_t>{2, 4, static_cast<uint8_t>(-127), 127, 0, static_cast<uint8_t>(-127)}));
-}
-
 // Batches large enough for tables of codes: every 16-bit word, with a scale for all or one per
 // head.
 TEST(ReshapeAndCacheTest, LargeBatchesGetTheCodesOfSmallOnes) {

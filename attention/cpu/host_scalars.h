@@ -25,20 +25,11 @@ inline int64_t IndexAt(const ConstTensorView& view, int64_t i) {
   return index;
 }
 
-// Where the keys of each request begin, and where those of the last end.
-inline std::vector<int64_t> KeyStarts(const VarlenSelfAttentionArgs& args) {
-  std::vector<int64_t> starts;
-  if (!args.kv_seq_lens.absent()) {
-    starts.push_back(0);
-    for (int64_t b = 0; b < args.kv_seq_lens.extent[0]; ++b) {
-      starts.push_back(starts.back() + IndexAt(args.kv_seq_lens, b));
-    }
-    return starts;
-  }
-  const ConstTensorView& given =
-      args.kv_start_loc.absent() ? args.query_start_loc : args.kv_start_loc;
-  for (int64_t b = 0; b < given.extent[0]; ++b) starts.push_back(IndexAt(given, b));
-  return starts;
+// All elements of one; none if it is absent.
+inline std::vector<int64_t> IntegersOf(const ConstTensorView& view) {
+  std::vector<int64_t> values;
+  for (int64_t i = 0; !view.absent() && i < view.extent[0]; ++i) values.push_back(IndexAt(view, i));
+  return values;
 }
 
 // Of float32 scales: one element, [Hkv] or [R, Hkv]; absent is 1.

@@ -297,14 +297,8 @@ void RunTopk(const Checked<IndexTopkArgs>& call) {
 
 }  // namespace
 
-absl::Status CpuReferenceOps::Run(const Checked<IndexTopkArgs>& call) const {
-  RunTopk<double>(call);
-  return absl::OkStatus();
-}
-
-absl::Status CpuOps::Run(const Checked<IndexTopkArgs>& call) const {
-  const IndexTopkArgs& args = call.args();
-  if (args.q.dtype == DType::kF64 || args.cache.rows.dtype == DType::kF64) {
+absl::Status HostOps::Run(const Checked<IndexTopkArgs>& call) const {
+  if (InFloat64(call.args().q, call.args().cache.rows)) {
     RunTopk<double>(call);
   } else {
     RunTopk<float>(call);

@@ -440,42 +440,6 @@ int64_t TasksPerRequest(ThreadPool* threads, int64_t requests) {
 
 }  // namespace
 
-ConstKvCacheView AsCache(const ConstTensorView& k, const ConstTensorView& v) {
-  const auto one_block = [](ConstTensorView view) {
-    for (int i = view.rank; i > 0; --i) {
-      view.extent[i] = view.extent[i - 1];
-      view.stride[i] = view.stride[i - 1];
-    }
-    view.extent[0] = 1;
-    view.stride[0] = 0;
-    ++view.rank;
-    return view;
-  };
-  return ConstKvCacheView(KvLayout::kNhd, one_block(k), one_block(v));
-}
-
-std::vector<int64_t> IntegersOf(const ConstTensorView& view) {
-  std::vector<int64_t> values;
-  if (view.absent()) return values;
-  values.reserve(static_cast<size_t>(view.extent[0]));
-  for (int64_t i = 0; i < view.extent[0]; ++i) {
-    int32_t value;
-    std::memcpy(&value, view.At(i), sizeof(value));
-    values.push_back(value);
-  }
-  return values;
-}
-
-Pieces PiecesOf(int64_t begin, int64_t end, const std::vector<int64_t>& cuts) {
-  Pieces pieces = {begin};
-  if (begin >= end) return pieces;
-  for (const int64_t cut : cuts) {
-    if (cut > begin && cut < end) pieces.push_back(cut);
-  }
-  pieces.push_back(end);
-  return pieces;
-}
-
 void AttendDense(const DenseBatch& batch, const std::vector<Pieces>& pieces, ThreadPool* threads,
                  TakeStates take) {
   std::vector<Task> tasks;
@@ -490,10 +454,9 @@ void AttendDense(const DenseBatch& batch, const std::vector<Pieces>& pieces, Thr
   RunTasks(batch, std::move(tasks), threads, take);
 }
 
-void AttendSharedPrefix(const DenseBatch& batch, int64_t prefix, ThreadPool* threads,
-                        TakeStates take) {
+void AttendSharedPrefix(const DenseBatch& batch, ThreadPool* threads, TakeStates take) {
   std::vector<Task> tasks;
-  const Pieces pieces = PiecesOf(0, prefix, {});
+  const Pieces pieces = {0, batch.shared_prefix};
   AddTasks(batch, batch.query_start.front(), batch.query_start.back(), 0, pieces,
            TasksPerRequest(threads, 1), &tasks);
   RunTasks(batch, std::move(tasks), threads, take);

@@ -34,17 +34,15 @@ bool NeighboursFrom(int key, uint64_t wanted, const TileAddresses& addresses) {
 
 }  // namespace
 
-KeyRows::Plane KeyRows::MakePlane(const ConstTensorView& view, int block_dim, int token_dim,
-                                  int head_dim, int64_t dim) {
+KeyRows::Plane KeyRows::MakePlane(const ConstRowLayout& rows, int64_t dim) {
   Plane plane;
-  const int64_t bytes = ElementBytes(view.dtype);
-  plane.data = view.data;
-  plane.dtype = view.dtype;
+  plane.rows = rows;
   plane.dim = dim;
-  plane.has_row_type = IsRowType(view.dtype);
-  plane.block_bytes = view.stride[block_dim] * bytes;
-  plane.token_bytes = view.stride[token_dim] * bytes;
-  plane.head_bytes = head_dim < 0 ? 0 : view.stride[head_dim] * bytes;
+  plane.has_row_type = IsRowType(rows.dtype);
+  // Of several pieces, as keys of kPagedX are, see ReadPagedXKey.
+  plane.dense = rows.num_pieces == 1 &&
+                (rows.element_stride == ElementBytes(rows.dtype) || dim == 1);
+  plane.in_place = plane.dense && dim % kRowPad == 0 && plane.has_row_type;
   return plane;
 }
 
@@ -55,63 +53,27 @@ KeyRows::KeyRows(const ConstKvCacheView& cache)
             cache.layout == KvLayout::kMlaFp8_584 || IsMlaRecord(cache.format);
   zeros_.assign(static_cast<size_t>(row_floats_), 0.0f);
   if (latent_) return;
-  switch (cache.layout) {
-    case KvLayout::kNhd:
-      key_plane_ = MakePlane(cache.k, 0, 1, 2, key_dim_);
-      value_plane_ = MakePlane(cache.v, 0, 1, 2, value_dim_);
-      break;
-    case KvLayout::kHnd:
-      key_plane_ = MakePlane(cache.k, 0, 2, 1, key_dim_);
-      value_plane_ = MakePlane(cache.v, 0, 2, 1, value_dim_);
-      break;
-    case KvLayout::kPagedX:
-      key_plane_ = MakePlane(cache.k, 0, 3, 1, key_dim_);
-      value_plane_ = MakePlane(cache.v, 0, 3, 1, value_dim_);
-      break;
-    default:
-      key_plane_ = MakePlane(cache.k, 0, 1, -1, key_dim_);
-      break;
-  }
-  const auto finish = [&](Plane& plane, const ConstTensorView& view, int element_dim) {
-    plane.element_bytes = view.stride[element_dim] * ElementBytes(view.dtype);
-    plane.dense = plane.element_bytes == ElementBytes(view.dtype) || plane.dim == 1;
-    plane.in_place = plane.dense && plane.dim % kRowPad == 0 && plane.has_row_type;
-  };
-  if (cache.layout == KvLayout::kPagedX) {
-    // Keys are pieces of x elements, see ReadPagedXKey; values have tokens innermost.
-    finish(value_plane_, cache.v, 2);
-    value_plane_.in_place = false;
-  } else if (cache.layout == KvLayout::kMlaLatent) {
-    finish(key_plane_, cache.k, 2);
-  } else {
-    finish(key_plane_, cache.k, 3);
-    finish(value_plane_, cache.v, 3);
-    if (cache.format == KvRowFormat::kElements) return;
-    const auto place_scales = [&](Plane& plane, const ConstTensorView& scales) {
-      const int token_dim = cache.layout == KvLayout::kNhd ? 1 : 2;
-      const int64_t bytes = ElementBytes(scales.dtype);
-      plane.scales = scales.data;
-      plane.scale_block_bytes = scales.stride[0] * bytes;
-      plane.scale_token_bytes = scales.stride[token_dim] * bytes;
-      plane.scale_head_bytes = scales.stride[3 - token_dim] * bytes;
-      plane.in_place = false;
-    };
-    place_scales(key_plane_, cache.k_scales);
-    place_scales(value_plane_, cache.v_scales);
-  }
+  key_plane_ = MakePlane(RowsOfKeys(cache), key_dim_);
+  if (IsMla(cache.layout)) return;  // values are the first columns of keys
+  value_plane_ = MakePlane(RowsOfValues(cache), value_dim_);
+  if (cache.layout == KvLayout::kPagedX) value_plane_.in_place = false;  // tokens are innermost
+  if (cache.format == KvRowFormat::kElements) return;
+  key_plane_.in_place = value_plane_.in_place = false;
+  const ConstKvCacheView scales(cache.layout, cache.k_scales, cache.v_scales);
+  key_plane_.scales = RowsOfKeys(scales);
+  value_plane_.scales = RowsOfValues(scales);
 }
 
 void KeyRows::ReadQuantisedRow(const Plane& plane, int64_t block, int64_t offset, int64_t kv_head,
                                float* row) const {
-  const std::byte* codes = plane.Row(block, offset, kv_head);
-  const std::byte* scales = plane.scales + block * plane.scale_block_bytes +
-                            offset * plane.scale_token_bytes + kv_head * plane.scale_head_bytes;
+  const std::byte* codes = plane.rows.Row(block, offset, kv_head);
+  const std::byte* scales = plane.scales.Row(block, offset, kv_head);
   if (cache_.format != KvRowFormat::kPerTokenHead) {
     DecodePackedRow(cache_.format, codes, scales, plane.dim, row);
     std::fill(row + plane.dim, row + row_floats_, 0.0f);
     return;
   }
-  ConvertRow(plane.dtype, codes, plane.dim, row);
+  ConvertRow(plane.rows.dtype, codes, plane.dim, row);
   float scale;
   std::memcpy(&scale, scales, sizeof(scale));
   for (int64_t d = 0; d < plane.dim; ++d) row[d] *= scale;
@@ -121,7 +83,7 @@ void KeyRows::ReadPagedXKey(int64_t block, int64_t offset, int64_t kv_head, std:
   const ConstTensorView& k = cache_.k;
   const int64_t bytes = ElementBytes(k.dtype);
   const int64_t piece = k.extent[4];
-  const std::byte* from = key_plane_.Row(block, offset, kv_head);
+  const std::byte* from = key_plane_.rows.Row(block, offset, kv_head);
   for (int64_t c = 0; c < k.extent[2]; ++c) {
     const std::byte* source = from + c * k.stride[2] * bytes;
     if (k.stride[4] == 1 && piece * bytes == 16) {
@@ -196,7 +158,7 @@ void KeyRows::ReadLatentRow(int64_t block, int64_t offset, float* row) const {
 
 void KeyRows::Locate(uint64_t wanted, TileAddresses* addresses) const {
   const auto locate = [&](const Plane& plane, std::array<int64_t, kTileKeys>& row_at) {
-    if (plane.data == nullptr) return;
+    if (plane.rows.data == nullptr) return;
     if (wanted != ~uint64_t{0}) row_at.fill(0);
     ForEachKey(wanted, [&](int key) {
       row_at[key] = plane.At(addresses->block[key], addresses->offset[key]);
@@ -211,8 +173,8 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
                         int64_t kv_head, bool widen, float* scratch,
                         std::array<const void*, kTileKeys>& rows, DType& type) const {
   const bool paged_x_key = &plane == &key_plane_ && cache_.layout == KvLayout::kPagedX;
-  if (plane.in_place && !(widen && plane.dtype != DType::kF32)) {
-    type = plane.dtype;
+  if (plane.in_place && !(widen && plane.rows.dtype != DType::kF32)) {
+    type = plane.rows.dtype;
     const std::byte* head = plane.Head(kv_head);
     if (wanted == ~uint64_t{0}) {
       for (int key = 0; key < kTileKeys; ++key) rows[key] = head + row_at[key];
@@ -222,7 +184,7 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     return;
   }
   type = DType::kF32;
-  if (plane.scales != nullptr) {
+  if (plane.scales.data != nullptr) {
     ForEachKey(wanted, [&](int key) {
       float* row = scratch + key * row_floats_;
       rows[key] = row;
@@ -230,9 +192,9 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     });
     return;
   }
-  const int64_t bytes = ElementBytes(plane.dtype);
+  const int64_t bytes = ElementBytes(plane.rows.dtype);
   if (paged_x_key && plane.has_row_type && plane.dim % kRowPad == 0 && !widen) {
-    type = plane.dtype;
+    type = plane.rows.dtype;
     ForEachKey(wanted, [&](int key) {
       std::byte* row = reinterpret_cast<std::byte*>(scratch + key * row_floats_);
       rows[key] = row;
@@ -241,14 +203,14 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     return;
   }
   int done = 0;  // of the next keys
-  const bool columns = !plane.dense && plane.token_bytes == bytes && plane.has_row_type;
+  const bool columns = !plane.dense && plane.rows.token_stride == bytes && plane.has_row_type;
   ForEachKey(wanted, [&](int key) {
     float* out = scratch + key * row_floats_;
     rows[key] = out;
     if (columns && key % 16 == 0 && NeighboursFrom(key, wanted, addresses)) {
-      ConvertSixteenColumns(plane.dtype,
-                            plane.Row(addresses.block[key], addresses.offset[key], kv_head),
-                            plane.element_bytes, plane.dim, out, row_floats_);
+      ConvertSixteenColumns(plane.rows.dtype,
+                            plane.rows.Row(addresses.block[key], addresses.offset[key], kv_head),
+                            plane.rows.element_stride, plane.dim, out, row_floats_);
       done = 16;
     }
     if (done > 0) {
@@ -261,21 +223,21 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     if (paged_x_key) {
       raw += row_floats_ * 4 - Padded(plane.dim) * bytes;
       ReadPagedXKey(addresses.block[key], addresses.offset[key], kv_head, raw);
-      return ConvertRow(plane.dtype, raw, plane.dim, out);
+      return ConvertRow(plane.rows.dtype, raw, plane.dim, out);
     }
     const std::byte* from = plane.Head(kv_head) + row_at[key];
-    if (plane.dense) return ConvertRow(plane.dtype, from, plane.dim, out);
+    if (plane.dense) return ConvertRow(plane.rows.dtype, from, plane.dim, out);
     raw += row_floats_ * 4 - Padded(plane.dim) * bytes;
     const auto gather = [&](auto element) {
       using Element = decltype(element);
       for (int64_t d = 0; d < plane.dim; ++d) {
-        std::memcpy(raw + d * sizeof(Element), from + d * plane.element_bytes, sizeof(Element));
+        std::memcpy(raw + d * sizeof(Element), from + d * plane.rows.element_stride, sizeof(Element));
       }
     };
     if (bytes == 1) gather(uint8_t{});
     if (bytes == 2) gather(uint16_t{});
     if (bytes == 4) gather(uint32_t{});
-    ConvertRow(plane.dtype, raw, plane.dim, out);
+    ConvertRow(plane.rows.dtype, raw, plane.dim, out);
   });
 }
 
@@ -316,22 +278,22 @@ void KeyRows::FindSources(const TileAddresses& addresses, uint64_t wanted, int64
   const bool by_token = cache_.layout == KvLayout::kNhd;
   const auto find = [&](const Plane& plane, const std::array<int64_t, kTileKeys>& row_at,
                         std::array<const void*, kTileKeys>& rows, int64_t& row_bytes) {
-    if (plane.data == nullptr) return;
-    row_bytes = plane.dim * ElementBytes(plane.dtype) / ValuesPerElement(cache_.format);
+    if (plane.rows.data == nullptr) return;
+    row_bytes = plane.dim * ElementBytes(plane.rows.dtype) / ValuesPerElement(cache_.format);
     if (mixed) {
       for (int key = 0; key < kTileKeys; ++key) {
         rows[key] = (wanted >> key & 1) == 0
                         ? static_cast<const void*>(zeros_.data())
-                        : plane.Row(addresses.block[key], 0, first_head + share) +
+                        : plane.rows.Row(addresses.block[key], 0, first_head + share) +
                               addresses.offset[key] * row_bytes;
       }
     } else if (by_token) {
       const std::byte* first = plane.Head(first_head);
       int64_t key = share * kTileKeys / num_heads, head = share * kTileKeys % num_heads;
       for (int piece = 0; piece < kTileKeys; ++key, head = 0) {
-        const std::byte* row = first + row_at[key] + head * plane.head_bytes;
+        const std::byte* row = first + row_at[key] + head * plane.rows.head_stride;
         const int64_t last = std::min(piece + num_heads - head, int64_t{kTileKeys});
-        for (; piece < last; row += plane.head_bytes) rows[piece++] = row;
+        for (; piece < last; row += plane.rows.head_stride) rows[piece++] = row;
       }
     } else {
       const std::byte* first = plane.Head(first_head + share);

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/cache/element_rows.h"
 #include "attention/cpu/simd_kernels.h"
 #include "kvblocks/kv_cache_view.h"
 
@@ -63,28 +64,19 @@ class KeyRows {
  private:
   // Dense rows: of keys or of values.
   struct Plane {
-    const std::byte* data = nullptr;
-    DType dtype = DType::kF32;
+    ConstRowLayout rows;
     int64_t dim = 0;
-    int64_t block_bytes = 0, token_bytes = 0, head_bytes = 0;
-    int64_t element_bytes = 0;  // between neighbours of a row
-    bool dense = false;         // a row's elements follow each other
+    bool dense = false;  // a row's elements follow each other
     bool in_place = false;
     bool has_row_type = false;  // that kernels take
-    // Of vectors with scales of their own: where those are, in bytes.
-    const std::byte* scales = nullptr;
-    int64_t scale_block_bytes = 0, scale_token_bytes = 0, scale_head_bytes = 0;
+    ConstRowLayout scales;      // of vectors with scales of their own
 
     int64_t At(int64_t block, int64_t offset) const {
-      return block * block_bytes + offset * token_bytes;
+      return block * rows.block_stride + offset * rows.token_stride;
     }
-    const std::byte* Head(int64_t head) const { return data + head * head_bytes; }
-    const std::byte* Row(int64_t block, int64_t offset, int64_t head) const {
-      return Head(head) + At(block, offset);
-    }
+    const std::byte* Head(int64_t head) const { return rows.data + head * rows.head_stride; }
   };
-  static Plane MakePlane(const ConstTensorView& view, int block_dim, int token_dim, int head_dim,
-                         int64_t dim);
+  static Plane MakePlane(const ConstRowLayout& rows, int64_t dim);
 
   void LoadPlane(const Plane& plane, const TileAddresses& addresses,
                  const std::array<int64_t, kTileKeys>& row_at, uint64_t wanted, int64_t kv_head,

@@ -41,11 +41,8 @@ void AddList(const KeyLists& lists, const KeyRows& key_rows, int64_t n, Worker* 
 
 }  // namespace
 
-void AttendLists(
-    const ConstTensorView& query, const std::vector<KeyLists>& lists, double scale,
-    ThreadPool* threads,
-    absl::FunctionRef<void(int64_t n, int64_t head, const State* states, int64_t num_states)>
-        take) {
+void AttendLists(const ConstTensorView& query, const std::vector<KeyLists>& lists, double scale,
+                 ThreadPool* threads, TakeStates take) {
   std::vector<KeyRows> key_rows;
   for (const KeyLists& list : lists) key_rows.emplace_back(list.cache);
   const int64_t num_heads = query.extent[2], q_len = query.extent[1];

@@ -13,6 +13,7 @@
 #include <limits>
 #include <vector>
 
+#include "attention/cpu/attend_engine.h"
 #include "attention/cpu/simd_kernels.h"
 #include "attention/tensor/small_floats.h"
 #include "kvblocks/tensor_view.h"
@@ -45,30 +46,21 @@ void StoreRow(const TensorView& out, int64_t offset, int64_t stride, int64_t n, 
 
 class RowWriter {
  public:
-  // `sinks` [H] and lse [T, H] may be absent; out is [T, H, Dv].
-  RowWriter(const ConstTensorView& sinks, float out_scale, const TensorView& out,
-            const TensorView& lse)
-      : sinks_(sinks), out_scale_(out_scale), out_(out), lse_(lse) {}
+  explicit RowWriter(const RowOutputs& outputs) : to_(outputs) {}
 
   // Merges the states of a row and writes it.
   void WriteStates(int64_t token, int64_t head, const State* states, int64_t num_states) const {
     float* row = Row();
-    const double lse = MergeRows(states, num_states, values(), SinkOf(sinks_, head), row);
+    const double lse = MergeRows(states, num_states, values(), SinkOf(to_.sinks, head), row);
     Write(token, head, lse, row);
   }
   // A row as it is; the sink is in it already.
   void Write(int64_t token, int64_t head, double lse, const float* row) const {
-    StoreRow(out_, out_.Offset(token, head), out_.stride[2], values(), out_scale_, row);
-    if (!lse_.absent()) StoreElement(lse_.dtype, lse, lse_.At(token, head));
+    const TensorView& out = to_.out;
+    StoreRow(out, out.Offset(token, head), out.stride[2], values(), to_.out_scale, row);
+    if (!to_.lse.absent()) StoreElement(to_.lse.dtype, lse, to_.lse.At(token, head));
   }
-  // 0 and -infinity to the rows from `token` on, which belong to no request.
-  void WritePadding(int64_t token) const {
-    for (; token < out_.extent[0]; ++token) {
-      for (int64_t head = 0; head < out_.extent[1]; ++head) WriteStates(token, head, nullptr, 0);
-    }
-  }
-
-  int64_t values() const { return out_.extent[2]; }
+  int64_t values() const { return to_.out.extent[2]; }
   // Scratch for a row, of this thread.
   float* Row() const {
     thread_local std::vector<float> row;
@@ -77,9 +69,7 @@ class RowWriter {
   }
 
  private:
-  ConstTensorView sinks_;
-  float out_scale_;
-  TensorView out_, lse_;
+  RowOutputs to_;
 };
 
 // Query rows as the SIMD kernels take them.

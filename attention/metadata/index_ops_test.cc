@@ -70,10 +70,6 @@ TEST(SlotMappingTest, Ex01Slots) {
               ElementsAre(126, 127, 48, 49, -1, -1));
 }
 
-TEST(SlotMappingTest, TokensOfTheNullBlockAreNotStored) {
-  EXPECT_THAT(SlotsOf({0, 3}, {0, 16, 32}, {50, 51, 52}, 3), ElementsAre(-1, -1, 832));
-}
-
 TEST(SlotMappingTest, NullBlocksMayEndAtTheLargestId) {
   constexpr int32_t kMax = std::numeric_limits<int32_t>::max();
   const NullBlocks last = {.first = kMax, .count = 1};
@@ -307,60 +303,84 @@ TEST(CompressedIndicesTest, BadInputChangesNothing) {
 
 // --- Any of them ---
 
+// Each tensor that is written, put where another one lies.
+template <typename Args>
+void ExpectApart(absl::Status (*op)(const Args&), const Args& good,
+                 std::initializer_list<TensorView Args::*> outputs,
+                 std::initializer_list<ConstTensorView Args::*> inputs) {
+  ExpectOk(op(good));
+  for (TensorView Args::*output : outputs) {
+    const auto refuse = [&](const std::byte* data) {
+      Args args = good;
+      (args.*output).data = const_cast<std::byte*>(data);
+      ExpectError(op(args), kBad, "shares memory with");
+    };
+    for (ConstTensorView Args::*input : inputs) refuse((good.*input).data);
+    for (TensorView Args::*other : outputs) {
+      if (other != output) refuse((good.*other).data);
+    }
+  }
+}
+
 TEST(IndexOpsTest, OutputsShareNoMemory) {
-  IntTensor ints(std::vector<int32_t>(64, 0));
-  Longs longs(std::vector<int64_t>(8, 0));
-  IntTensor starts({0, 2}), table({0, 1}, 1), lens({2});
-  const auto at = [](TensorView memory, int64_t begin, std::initializer_list<int64_t> extents) {
-    int64_t size = 1;
-    for (const int64_t extent : extents) size *= extent;
-    return *memory.Slice(0, begin, begin + size)
-                ->Reshape(absl::MakeConstSpan(extents.begin(), extents.size()));
-  };
-  const TensorView words = *longs.view().Bitcast(DType::kU8)->Bitcast(DType::kI32);
-  ExpectError(ComputeSlotMapping({.query_start_loc = starts.view(),
-                                    .positions = at(words, 2, {2}),
-                                    .block_table = table.view(),
-                                    .block_size = 4,
-                                    .slot_mapping = at(longs.view(), 0, {2})}),
-                kBad, "slot_mapping shares memory with positions");
-  ExpectError(BuildCompressedSlots({.query_start_loc = starts.view(),
-                                      .positions = at(words, 2, {2}),
-                                      .block_table = table.view(),
-                                      .block_size = 4,
-                                      .slot_mapping = at(longs.view(), 0, {2})}),
-                kBad, "slot_mapping shares memory with positions");
-  ExpectError(BuildSwaIndices({.window = 4,
-                                 .query_start_loc = starts.view(),
-                                 .seq_lens = lens.view(),
-                                 .block_table = table.view(),
-                                 .block_size = 4,
-                                 .indices = at(ints.view(), 0, {2, 4}),
-                                 .lens = at(ints.view(), 7, {2})}),
-                kBad, "indices shares memory with lens");
-  const TopkSlotsArgs topk = {.query_start_loc = starts.view(),
-                              .indices = at(ints.view(), 0, {2, 4}),
-                              .block_table = table.view(),
-                              .block_size = 4,
-                              .slots = at(ints.view(), 0, {2, 4}),
-                              .counts = at(ints.view(), 8, {2})};
-  ExpectOk(BuildTopkSlots(topk));
-  TopkSlotsArgs shifted = topk;
-  shifted.slots = at(ints.view(), 1, {2, 4});
-  shifted.counts = at(ints.view(), 9, {2});
-  ExpectError(BuildTopkSlots(shifted), kBad, "slots shares memory with indices");
-  ExpectError(BuildDenseCompressedIndices({.query_start_loc = starts.view(),
-                                             .positions = at(ints.view(), 3, {2}),
-                                             .indices = at(ints.view(), 0, {2, 4}),
-                                             .lens = at(ints.view(), 8, {2})}),
-                kBad, "indices shares memory with positions");
-  ExpectError(CombinePrefillIndices({.window = 4,
-                                       .rows_per_request = 8,
-                                       .query_start_loc = starts.view(),
-                                       .seq_lens = lens.view(),
-                                       .indices = at(ints.view(), 0, {2, 4}),
-                                       .lens = at(ints.view(), 7, {2})}),
-                kBad, "indices shares memory with lens");
+  IntTensor starts({0, 2}), table({0, 1}, 1), lens({2}), positions({0, 1}), counts({0, 0});
+  IntTensor list(std::vector<int32_t>(8, 0), 2), other(std::vector<int32_t>(8, 0), 2);
+  Longs slots({0, 0});
+  using Slots = SlotMappingArgs;
+  ExpectApart<Slots>(ComputeSlotMapping,
+                     {.query_start_loc = starts.view(),
+                      .positions = positions.view(),
+                      .block_table = table.view(),
+                      .block_size = 4,
+                      .slot_mapping = slots.view()},
+                     {&Slots::slot_mapping}, {&Slots::positions, &Slots::query_start_loc});
+  using Compressed = CompressedSlotsArgs;
+  ExpectApart<Compressed>(BuildCompressedSlots,
+                          {.query_start_loc = starts.view(),
+                           .positions = positions.view(),
+                           .block_table = table.view(),
+                           .block_size = 4,
+                           .slot_mapping = slots.view()},
+                          {&Compressed::slot_mapping}, {&Compressed::positions});
+  using Window = WindowIndicesArgs;
+  ExpectApart<Window>(BuildSwaIndices,
+                      {.window = 4,
+                       .query_start_loc = starts.view(),
+                       .seq_lens = lens.view(),
+                       .block_table = table.view(),
+                       .block_size = 4,
+                       .indices = list.view(),
+                       .lens = counts.view()},
+                      {&Window::indices, &Window::lens}, {&Window::seq_lens});
+  using Topk = TopkSlotsArgs;
+  const Topk topk = {.query_start_loc = starts.view(),
+                     .indices = other.view(),
+                     .block_table = table.view(),
+                     .block_size = 4,
+                     .slots = list.view(),
+                     .counts = counts.view()};
+  ExpectApart<Topk>(BuildTopkSlots, topk, {&Topk::slots, &Topk::counts}, {&Topk::block_table});
+  Topk in_place = topk;
+  in_place.indices = in_place.slots;
+  ExpectOk(BuildTopkSlots(in_place));
+  in_place.slots.data += sizeof(int32_t), in_place.slots.extent[0] = 1;
+  ExpectError(BuildTopkSlots(in_place), kBad, "slots is i32[1, 4]");
+  using Dense = DenseCompressedIndicesArgs;
+  ExpectApart<Dense>(BuildDenseCompressedIndices,
+                     {.query_start_loc = starts.view(),
+                      .positions = positions.view(),
+                      .indices = list.view(),
+                      .lens = counts.view()},
+                     {&Dense::indices, &Dense::lens}, {&Dense::positions});
+  using Prefill = PrefillIndicesArgs;
+  ExpectApart<Prefill>(CombinePrefillIndices,
+                       {.window = 4,
+                        .rows_per_request = 8,
+                        .query_start_loc = starts.view(),
+                        .seq_lens = lens.view(),
+                        .indices = list.view(),
+                        .lens = counts.view()},
+                       {&Prefill::indices, &Prefill::lens}, {&Prefill::seq_lens});
 }
 
 TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {
@@ -463,18 +483,6 @@ TEST(VirtualBatchesTest, PiecesHavePhasesLikeAnyBatch) {
   EXPECT_THAT(prefill->host_query_start_loc, ElementsAre(0, 4, 8, 9, 13, 14));
   EXPECT_THAT(prefill->host_seq_lens, ElementsAre(4, 4, 1, 4, 1));
   EXPECT_EQ(prefill->slot_mapping.extent[0], 14);
-}
-
-TEST(VirtualBatchesTest, RequestsWithoutQueriesGiveNoPieces) {
-  Ex11Batch batch;
-  batch.starts = {0, 4, 4, 9};
-  VirtualBatches pieces;
-  ExpectOk(pieces.Build(batch.meta, 4));
-  EXPECT_EQ(pieces.pieces().size(), 4u);
-  EXPECT_EQ(pieces.pieces()[2].request, 2);
-  batch.meta.num_reqs = 0;
-  ExpectOk(pieces.Build(batch.meta, 4));
-  EXPECT_EQ(pieces.metadata().num_reqs, 0);
 }
 
 TEST(VirtualBatchesTest, AChunkBeyondTheTableLeavesRequestsWhole) {

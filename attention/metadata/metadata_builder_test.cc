@@ -1,5 +1,7 @@
 #include "kvblocks/attention_metadata.h"
 
+#include <algorithm>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
@@ -90,52 +92,8 @@ TEST(MetadataBuilderTest, OrdersDecodesThenExtendsThenFreshPrefills) {
   EXPECT_EQ(meta.attn_state, AttentionState::kChunkedPrefill);
   EXPECT_TRUE(meta.token_to_req.absent());
   EXPECT_TRUE(meta.attn_mask.null());
-}
-
-TEST(MetadataBuilderTest, TokenToReqAppearsOnDemandInAllGroups) {
-  MetadataBuilderOptions options = SmallOptions();
-  options.groups.push_back(options.groups[0]);
-  AttentionMetadataBuilder builder = NewBuilder(options);
-  Step step = {.requests = {{4, 1}, {0, 2}}, .tables = {{1, 2}, {3, 4}, {5}, {6}}};
-  step.input.padded_num_tokens = 4;
-  ASSERT_EQ(builder.Build(step.Input()), absl::OkStatus());
-  EXPECT_THAT(Ints(builder.token_to_req()), ElementsAre(0, 1, 1, -1));
-  EXPECT_THAT(Ints(builder.metadata(1).token_to_req), ElementsAre(0, 1, 1, -1));
-  EXPECT_THAT(Slots(builder.metadata(1)), ElementsAre(16, 24, 25, -1));
-  ASSERT_EQ(builder.Build(step.Input()), absl::OkStatus());
-  EXPECT_TRUE(builder.metadata().token_to_req.absent());
-}
-
-// EX-2, and slots that follow.
-TEST(MetadataBuilderTest, Ex02ManagerBlocksExpandToKernelBlocks) {
-  MetadataBuilderOptions options = SmallOptions();
-  options.groups = {
-      {.manager_block_size = 32, .kernel_block_size = 16, .num_blocks = 9, .null_block = -1}};
-  options.max_seq_len = 96;
-  AttentionMetadataBuilder builder = NewBuilder(options);
-  Step step = {.requests = {{95, 1}, {30, 4}}, .tables = {{0, 1, 2}, {5, 3}}};
-  ASSERT_EQ(builder.Build(step.Input()), absl::OkStatus());
-  const CommonAttentionMetadata& meta = builder.metadata();
-  EXPECT_THAT(Row(meta, 0), ElementsAre(0, 1, 2, 3, 4, 5));
-  EXPECT_THAT(Row(meta, 1), ElementsAre(10, 11, 6, 7, 0, 0));
-  EXPECT_THAT(Slots(meta), ElementsAre(95, 190, 191, 96, 97));
-  EXPECT_EQ(meta.block_size, 16);
-  EXPECT_EQ(builder.FindGroup({16, 0, 1}), 0);
-  EXPECT_EQ(builder.FindGroup({16, 0, 4}), std::nullopt);
-}
-
-TEST(MetadataBuilderTest, BlocksOutsideTheWindowMayBeAnything) {
-  MetadataBuilderOptions options = SmallOptions();
-  options.groups[0].window = 3;
-  AttentionMetadataBuilder builder = NewBuilder(options);
-  // Query at 13 sees 11, 12, 13: blocks 2 and 3.
-  Step step = {.requests = {{13, 1}}, .tables = {{-5, 1 << 30, 8, 9}}};
-  ASSERT_EQ(builder.Build(step.Input()), absl::OkStatus());
-  EXPECT_THAT(Row(builder.metadata(), 0), ElementsAre(0, 0, 8, 9, 0, 0, 0, 0, 0, 0));
-  step.requests[0].num_computed_tokens = 9;  // sees 7: block 1
-  const absl::Status refused = builder.Build(step.Input());
-  EXPECT_TRUE(absl::IsOutOfRange(refused)) << refused;
-  EXPECT_THAT(refused, Says("request 0: block id 1 of KV group 0 is 1073741824"));
+  EXPECT_EQ(builder.FindGroup({4, 0, 1}), 0);
+  EXPECT_EQ(builder.FindGroup({4, 0, 4}), std::nullopt);
 }
 
 // What is in them: MetadataBuilderPropertyTest.
@@ -309,93 +267,70 @@ TEST(MetadataBuilderTest, MasksAreAttachedWhereTheBackendAsks) {
 
 // --- Bad input ---
 
-class BadInputTest : public testing::Test {
- protected:
-  void SetUp() override {
+// Refused with the code and these words; every byte of the step before stays.
+TEST(MetadataBuilderTest, BadInputChangesNothing) {
+  using Code = absl::StatusCode;
+  const std::vector<int64_t> two = {1, 1}, negative = {-1};
+  const struct {
+    std::function<void(Step&)> spoil;
+    Code code;
+    const char* words;
+  } kRows[] = {
+      {[](Step& s) { s.requests[2].num_computed_tokens = -1; }, Code::kInvalidArgument,
+       "request 2: num_computed_tokens -1"},
+      {[](Step& s) { s.requests[1].num_scheduled_tokens = 0; }, Code::kInvalidArgument,
+       "request 1: num_computed_tokens 9, num_scheduled_tokens 0"},
+      {[](Step& s) { s.requests[1].num_prompt_tokens = -7; }, Code::kInvalidArgument,
+       "num_prompt_tokens -7"},
+      {[](Step& s) { s.requests[1].num_computed_tokens = 40; }, Code::kOutOfRange,
+       "request 1: 40 computed and 1 scheduled"},
+      {[](Step& s) { s.requests[1].num_computed_tokens = INT64_MAX; }, Code::kOutOfRange,
+       "request 1: 9223372036854775807 computed"},
+      {[](Step& s) { s.tables[2] = {31}; }, Code::kOutOfRange,
+       "request 2: KV group 0 has 1 block ids for 7 tokens"},
+      {[](Step& s) { s.tables[1][0] = -3; }, Code::kOutOfRange,
+       "request 1: block id 0 of KV group 0 is -3"},
+      {[](Step& s) { s.tables[0][1] = 100; }, Code::kOutOfRange,
+       "request 0: block id 1 of KV group 0 is 100"},
+      {[](Step& s) { s.tables[2][1] = 23, s.requests[1].num_computed_tokens = 10; },
+       Code::kInvalidArgument, "request 2: slot 94 of KV group 0 is also written by request 1"},
+      {[](Step& s) { s.tables[0] = {12, 12}; }, Code::kInvalidArgument,
+       "slot 48 of KV group 0 is also written by request 0"},
+      {[](Step& s) { s.tables.pop_back(); }, Code::kInvalidArgument,
+       "block_ids has 2 lists; 3 requests of 1 KV groups"},
+      {[](Step& s) { s.input.padded_num_reqs = 2; }, Code::kInvalidArgument,
+       "padded_num_reqs is 2"},
+      {[](Step& s) { s.input.padded_num_tokens = 9; }, Code::kInvalidArgument,
+       "padded_num_tokens is 9"},
+      {[](Step& s) { s.input.padded_num_reqs = 9; }, Code::kResourceExhausted, "9 requests"},
+      {[](Step& s) { s.input.padded_num_tokens = 33; }, Code::kResourceExhausted,
+       "33 scheduled tokens"},
+      {[](Step& s) {
+         s.requests[0].num_scheduled_tokens = 32, s.tables[0] = {1, 2, 3, 4, 5, 6, 7, 8};
+       },
+       Code::kResourceExhausted, "36 scheduled tokens"},
+      {[&](Step& s) { s.input.num_common_prefix_blocks = two; }, Code::kInvalidArgument,
+       "num_common_prefix_blocks has 2 entries"},
+      {[&](Step& s) { s.input.num_common_prefix_blocks = negative; }, Code::kInvalidArgument,
+       "num_common_prefix_blocks has -1"}};
+  AttentionMetadataBuilder builder = NewBuilder(SmallOptions());
+  Step good = MixedStep();
+  ASSERT_EQ(builder.Build(good.Input()), absl::OkStatus());
+  const absl::Span<const std::byte> storage = builder.storage();
+  const std::vector<std::byte> before(storage.begin(), storage.end());
+  for (const auto& [spoil, code, words] : kRows) {
     Step step = MixedStep();
-    ASSERT_EQ(builder_.Build(step.Input()), absl::OkStatus());
-    const absl::Span<const std::byte> storage = builder_.storage();
-    before_.assign(storage.begin(), storage.end());
-  }
-
-  // Refuses with the code and these words, and leaves every byte of the step before.
-  void ExpectRefused(Step step, absl::StatusCode code, const std::string& words) {
-    const absl::Status status = builder_.Build(step.Input());
+    spoil(step);
+    const absl::Status status = builder.Build(step.Input());
     EXPECT_EQ(status.code(), code) << status;
     EXPECT_THAT(status, Says(words));
-    const absl::Span<const std::byte> storage = builder_.storage();
-    EXPECT_TRUE(std::equal(storage.begin(), storage.end(), before_.begin(), before_.end()));
-    EXPECT_EQ(builder_.metadata().num_reqs, 3);
-    EXPECT_THAT(builder_.permutation(), ElementsAre(1, 2, 0));
+    EXPECT_TRUE(std::equal(storage.begin(), storage.end(), before.begin(), before.end())) << words;
+    EXPECT_EQ(builder.metadata().num_reqs, 3) << words;
+    EXPECT_THAT(builder.permutation(), ElementsAre(1, 2, 0)) << words;
   }
-
-  AttentionMetadataBuilder builder_ = NewBuilder(SmallOptions());
-  std::vector<std::byte> before_;
-};
-
-TEST_F(BadInputTest, IsRefusedAndChangesNothing) {
-  using Code = absl::StatusCode;
-  const Step good = MixedStep();
-  Step step = good;
-  step.requests[2].num_computed_tokens = -1;
-  ExpectRefused(step, Code::kInvalidArgument, "request 2: num_computed_tokens -1");
-  step = good;
-  step.requests[1].num_scheduled_tokens = 0;
-  ExpectRefused(step, Code::kInvalidArgument,
-                "request 1: num_computed_tokens 9, num_scheduled_tokens 0");
-  step = good;
-  step.requests[1].num_prompt_tokens = -7;
-  ExpectRefused(step, Code::kInvalidArgument, "num_prompt_tokens -7");
-  step = good;
-  step.requests[1].num_computed_tokens = 40;
-  ExpectRefused(step, Code::kOutOfRange, "request 1: 40 computed and 1 scheduled");
-  step = good;
-  step.requests[1].num_computed_tokens = INT64_MAX;
-  ExpectRefused(step, Code::kOutOfRange, "request 1: 9223372036854775807 computed");
-  step = good;
-  step.tables[2] = {31};
-  ExpectRefused(step, Code::kOutOfRange, "request 2: KV group 0 has 1 block ids for 7 tokens");
-  step = good;
-  step.tables[1][0] = -3;
-  ExpectRefused(step, Code::kOutOfRange, "request 1: block id 0 of KV group 0 is -3");
-  step = good;
-  step.tables[0][1] = 100;
-  ExpectRefused(step, Code::kOutOfRange, "request 0: block id 1 of KV group 0 is 100");
-  step = good;
-  step.tables[2][1] = 23;  // requests 1 and 2 write to different rows...
-  step.requests[1].num_computed_tokens = 11;
-  EXPECT_TRUE(NewBuilder(SmallOptions()).Build(step.Input()).ok());
-  step.requests[1].num_computed_tokens = 10;  // ...and to the same
-  ExpectRefused(step, Code::kInvalidArgument,
-                "request 2: slot 94 of KV group 0 is also written by request 1");
-  step = good;
-  step.tables[0] = {12, 12};
-  ExpectRefused(step, Code::kInvalidArgument, "slot 48 of KV group 0 is also written by request 0");
-  step = good;
-  step.tables.pop_back();
-  ExpectRefused(step, Code::kInvalidArgument, "block_ids has 2 lists; 3 requests of 1 KV groups");
-  step = good;
-  step.input.padded_num_reqs = 2;
-  ExpectRefused(step, Code::kInvalidArgument, "padded_num_reqs is 2");
-  step = good;
-  step.input.padded_num_tokens = 9;
-  ExpectRefused(step, Code::kInvalidArgument, "padded_num_tokens is 9");
-  step = good;
-  step.input.padded_num_reqs = 9;
-  ExpectRefused(step, Code::kResourceExhausted, "9 requests");
-  step = good;
-  step.input.padded_num_tokens = 33;
-  ExpectRefused(step, Code::kResourceExhausted, "33 scheduled tokens");
-  step = good;
-  step.requests[0].num_scheduled_tokens = 32;
-  step.tables[0] = {1, 2, 3, 4, 5, 6, 7, 8};
-  ExpectRefused(step, Code::kResourceExhausted, "36 scheduled tokens");
-  step = good;
-  const std::vector<int64_t> two = {1, 1}, negative = {-1};
-  step.input.num_common_prefix_blocks = two;
-  ExpectRefused(step, Code::kInvalidArgument, "num_common_prefix_blocks has 2 entries");
-  step.input.num_common_prefix_blocks = negative;
-  ExpectRefused(step, Code::kInvalidArgument, "num_common_prefix_blocks has -1");
+  // Requests may write to different rows of a block.
+  good.tables[2][1] = 23, good.requests[1].num_computed_tokens = 11;
+  EXPECT_EQ(builder.Build(good.Input()), absl::OkStatus());
 }
 
 TEST(MetadataBuilderTest, LongTablesAreCheckedThroughout) {

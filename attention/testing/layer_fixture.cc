@@ -147,19 +147,6 @@ absl::Status LayerFixture::Step(const std::vector<std::pair<int, int64_t>>& new_
   return status;
 }
 
-void LayerFixture::ContinueFrom(const LayerFixture& other) {
-  requests_ = other.requests_;
-  random_ = other.random_;
-  random_.discard(1000);
-  std::shuffle(free_blocks_.begin(), free_blocks_.end(), random_);
-  for (RequestState& request : requests_) {
-    for (int32_t& block : request.blocks) {
-      block = free_blocks_.back();
-      free_blocks_.pop_back();
-    }
-  }
-}
-
 std::vector<double> LayerFixture::Stored(std::vector<double> rows,
                                          const ConstTensorView& scales) const {
   if (cache_.format == KvRowFormat::kElements) return rows;

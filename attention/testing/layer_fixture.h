@@ -67,10 +67,6 @@ class LayerFixture {
 
   AttentionImpl& layer() { return *layer_; }
   KvCacheView cache() const { return cache_; }
-  // So that two fixtures have the same requests, one may go on where the other stopped.
-  void ContinueFrom(const LayerFixture& other);
-  // Blocks of a request, first to last.
-  const std::vector<int32_t>& blocks(int request) { return Request(request).blocks; }
 
   Tensor k_cache, v_cache;
   ExecContext context;  // of Step

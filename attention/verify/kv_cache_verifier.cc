@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
+#include <initializer_list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,49 +23,57 @@ namespace {
 // Of heads, values, tokens per block and layers: the floats of a page fit into int64.
 constexpr int64_t kMaxSize = int64_t{1} << 20;
 
-absl::Status Bad(const std::string& field, int64_t got, const char* expected) {
-  return InvalidArgument(field, ": got ", got, ", expected ", expected);
+struct FieldRule {
+  bool holds;
+  const char* field;
+  int64_t got;
+  const char* expected;
+};
+
+absl::Status CheckFields(const std::string& where, std::initializer_list<FieldRule> rules) {
+  for (const FieldRule& rule : rules) {
+    if (rule.holds) continue;
+    return InvalidArgument(where, rule.field, ": got ", rule.got, ", expected ", rule.expected);
+  }
+  return absl::OkStatus();
 }
 
-absl::Status CheckGroup(const VerifiedGroup& group, const std::string& field,
+bool IsIn(int64_t value, int64_t least, int64_t most) { return value >= least && value <= most; }
+
+absl::Status CheckGroup(const VerifiedGroup& group, const std::string& where,
                         const VerifierOptions& options) {
-  if (group.block_size < 1 || group.block_size > kMaxSize) {
-    return Bad(field + ".block_size", group.block_size, "1 to 2^20");
-  }
-  if (group.num_layers < 0 || group.num_layers > kMaxSize) {
-    return Bad(field + ".num_layers", group.num_layers, "0 to 2^20");
-  }
-  if (group.compress_ratio < 1 || group.block_size % group.compress_ratio != 0) {
-    return Bad(field + ".compress_ratio", group.compress_ratio, "a divisor of the block size");
-  }
-  if (group.window < 0) return Bad(field + ".window", group.window, "at least 0");
-  if (group.chunk < 0 || group.chunk % group.block_size != 0) {
-    return Bad(field + ".chunk", group.chunk, "a multiple of the block size");
-  }
+  const int64_t ratio = group.compress_ratio;
+  KVBLOCKS_RETURN_IF_ERROR(CheckFields(
+      where,
+      {{IsIn(group.block_size, 1, kMaxSize), ".block_size", group.block_size, "1 to 2^20"},
+       {IsIn(group.num_layers, 0, kMaxSize), ".num_layers", group.num_layers, "0 to 2^20"},
+       {ratio >= 1 && group.block_size % ratio == 0, ".compress_ratio", ratio,
+        "a divisor of the block size"},
+       {group.window >= 0, ".window", group.window, "at least 0"},
+       {group.chunk >= 0 && group.block_size > 0 && group.chunk % group.block_size == 0, ".chunk",
+        group.chunk, "a multiple of the block size"}}));
   if ((group.is_state || group.is_cross) &&
       (group.is_state == group.is_cross || group.is_mla || group.window > 0 || group.chunk > 0 ||
-       group.compress_ratio > 1 || !group.sink_blocks.empty() || !group.sinks.empty())) {
-    return InvalidArgument(field, group.is_state ? ".is_state" : ".is_cross",
+       ratio > 1 || !group.sink_blocks.empty() || !group.sinks.empty())) {
+    return InvalidArgument(where, group.is_state ? ".is_state" : ".is_cross",
                            ": expected no latent rows, window, chunk, compression or sinks, and ",
                            "either states or an encoder's rows");
   }
   const bool is_local = group.window > 0 || group.chunk > 0;
-  if (group.window > 0 && group.chunk > 0)
-    return Bad(field + ".chunk", group.chunk, "no window, too");
-  if (is_local && group.compress_ratio > 1) {
-    return Bad(field + ".compress_ratio", group.compress_ratio, "1 with a window or chunks");
-  }
-  if (is_local && !group.sink_blocks.empty()) {
-    return Bad(field + ".sink_blocks", static_cast<int64_t>(group.sink_blocks.size()),
-               "none with a window or chunks");
-  }
-  if (!group.sinks.empty() && static_cast<int64_t>(group.sinks.size()) != options.num_heads) {
-    return Bad(field + ".sinks", static_cast<int64_t>(group.sinks.size()), "one per head, or none");
-  }
+  const auto num_sink_blocks = static_cast<int64_t>(group.sink_blocks.size());
+  const auto num_sinks = static_cast<int64_t>(group.sinks.size());
+  KVBLOCKS_RETURN_IF_ERROR(CheckFields(
+      where,
+      {{group.window == 0 || group.chunk == 0, ".chunk", group.chunk, "no window, too"},
+       {!is_local || ratio == 1, ".compress_ratio", ratio, "1 with a window or chunks"},
+       {!is_local || num_sink_blocks == 0, ".sink_blocks", num_sink_blocks,
+        "none with a window or chunks"},
+       {num_sinks == 0 || num_sinks == options.num_heads, ".sinks", num_sinks,
+        "one per head, or none"}}));
   for (const int32_t block : group.sink_blocks) {
-    if (block <= kNullBlock || block >= options.num_blocks) {
-      return Bad(field + ".sink_blocks", block, "blocks of the pool");
-    }
+    KVBLOCKS_RETURN_IF_ERROR(
+        CheckFields(where, {{IsIn(block, kNullBlock + 1, options.num_blocks - 1), ".sink_blocks",
+                             block, "blocks of the pool"}}));
   }
   return absl::OkStatus();
 }
@@ -84,25 +93,20 @@ RowShape ShapeOf(const VerifiedGroup& group, const VerifierOptions& options) {
 
 absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(VerifierOptions options) {
   if (options.ops == nullptr) return InvalidArgument("ops is null, expected a backend");
-  if (options.num_blocks < 1 || options.num_blocks > INT32_MAX) {
-    return Bad("num_blocks", options.num_blocks, "1 to 2^31 - 1");
-  }
-  if (options.groups.empty()) return Bad("groups", 0, "at least 1");
-  if (options.num_kv_heads < 1) return Bad("num_kv_heads", options.num_kv_heads, "at least 1");
-  if (options.num_heads < 1 || options.num_heads % options.num_kv_heads != 0) {
-    return Bad("num_heads", options.num_heads, "a multiple of num_kv_heads");
-  }
-  if (options.head_size < 2 || options.head_size % 2 != 0) {
-    return Bad("head_size", options.head_size, "an even number, at least 2");
-  }
-  if (options.max_rows_per_step < 0) {
-    return Bad("max_rows_per_step", options.max_rows_per_step, "at least 0");
-  }
-  for (const auto& [field, value] :
-       {std::pair<const char*, int64_t>("num_heads", options.num_heads),
-        {"head_size", options.head_size}}) {
-    if (value > kMaxSize) return Bad(field, value, "at most 2^20");
-  }
+  const int64_t heads = options.num_heads, kv_heads = options.num_kv_heads;
+  const int64_t size = options.head_size;
+  KVBLOCKS_RETURN_IF_ERROR(CheckFields(
+      "", {{IsIn(options.num_blocks, 1, INT32_MAX), "num_blocks", options.num_blocks,
+            "1 to 2^31 - 1"},
+           {!options.groups.empty(), "groups", 0, "at least 1"},
+           {kv_heads >= 1, "num_kv_heads", kv_heads, "at least 1"},
+           {heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "num_heads", heads,
+            "a multiple of num_kv_heads"},
+           {size >= 2 && size % 2 == 0, "head_size", size, "an even number, at least 2"},
+           {options.max_rows_per_step >= 0, "max_rows_per_step", options.max_rows_per_step,
+            "at least 0"},
+           {heads <= kMaxSize, "num_heads", heads, "at most 2^20"},
+           {size <= kMaxSize, "head_size", size, "at most 2^20"}}));
   if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
     return InvalidArgument("tolerance: got ", options.tolerance,
                            ", expected a finite number, at least 0");
@@ -213,6 +217,26 @@ std::string VerifierRun::DescribeBlock(size_t layer, int32_t block, int64_t offs
   return text;
 }
 
+size_t VerifierRun::FirstWrong(absl::Span<const float> got,
+                               absl::Span<const double> expected) const {
+  size_t i = 0;
+  while (std::abs(static_cast<double>(got[i]) - expected[i]) <= options_.tolerance) ++i;
+  return i;
+}
+
+// Whether a row is not what its token wrote; if so it goes into the failure.
+bool VerifierRun::FindWrongRow(size_t layer, const Held& held, int64_t begin, int64_t end,
+                               VerifierFailure* failure) const {
+  int64_t row = begin;
+  while (row < end && IsAsWritten(layer, held, row)) ++row;
+  if (row >= end) return false;
+  failure->layer = static_cast<int64_t>(layer);
+  failure->key_position = TokenOfRow(GroupOf(layer), row);
+  failure->block = BlockOfRow(layers_[layer].group, held, row);
+  absl::StrAppend(&failure->text, DescribeRow(layer, held, row));
+  return true;
+}
+
 absl::Status VerifierRun::WrongRow(size_t layer, const Part& part, int64_t row) {
   return Fail({.request = part.held->name,
                .layer = static_cast<int64_t>(layer),
@@ -236,9 +260,7 @@ absl::Status VerifierRun::WrongOutput(size_t layer, const Query& query,
   const int64_t end = RowsSeen(group, held, query.position + 1);
   std::vector<double> expected(got.size());
   AttendReference(layer, query, first, true, absl::MakeSpan(expected));
-  size_t worst = 0;
-  while (std::abs(static_cast<double>(got[worst]) - expected[worst]) <= options_.tolerance) ++worst;
-
+  const size_t worst = FirstWrong(got, expected);
   VerifierFailure failure{.request = held.name,
                           .layer = static_cast<int64_t>(layer),
                           .position = query.position,
@@ -248,14 +270,7 @@ absl::Status VerifierRun::WrongOutput(size_t layer, const Query& query,
       worst / static_cast<size_t>(shape.value_size), worst % static_cast<size_t>(shape.value_size),
       got[worst], expected[worst], end - first);
 
-  // A row that is not what its token wrote.
-  for (int64_t row = first; row < end; ++row) {
-    if (IsAsWritten(layer, held, row)) continue;
-    failure.key_position = TokenOfRow(group, row);
-    failure.block = BlockOfRow(g, held, row);
-    absl::StrAppend(&failure.text, DescribeRow(layer, held, row));
-    return Fail(std::move(failure));
-  }
+  if (FindWrongRow(layer, held, first, end, &failure)) return Fail(std::move(failure));
 
   // All rows are right, so it is how they were attended to: with other rows in sight, or sinks left
   // out.

@@ -11,10 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "attention/testing/dense_oracle.h"
 #include "attention/testing/says.h"
 #include "attention/testing/verified_steps.h"
-#include "attention/verify/plain_attention.h"
 #include "attention/verify/token_values.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -57,41 +55,6 @@ TEST(TokenValuesTest, FollowFromThePrefixTheLayerAndTheSeed) {
       EXPECT_LT(value, 2);
       EXPECT_EQ(value * 64, std::round(value * 64));
     }
-  }
-}
-
-TEST(PlainAttentionTest, EqualsTheDenseOracle) {
-  const RowShape shape{.num_heads = 4, .num_kv_heads = 2, .key_size = 6, .value_size = 4};
-  const int64_t num_rows = 37;
-  const TokenValues values(1);
-  std::vector<float> rows, query(4 * 6);
-  DenseRequest request;
-  request.q_len = 1;
-  request.kv_len = num_rows;
-  request.num_heads = 4;
-  request.num_kv_heads = 2;
-  request.key_dim = 6;
-  request.value_dim = 4;
-  for (int64_t i = 0; i < num_rows; ++i) {
-    std::vector<float> row(static_cast<size_t>(shape.floats()));
-    values.Fill(static_cast<uint64_t>(i), 0, TokenValueKind::kKeyAndValue, absl::MakeSpan(row));
-    rows.insert(rows.end(), row.begin(), row.end());
-    request.k.insert(request.k.end(), row.begin(), row.begin() + 12);
-    request.v.insert(request.v.end(), row.begin() + 12, row.end());
-  }
-  values.Fill(99, 0, TokenValueKind::kQuery, absl::MakeSpan(query));
-  request.q.assign(query.begin(), query.end());
-  const std::vector<float> sinks = {0.5f, -INFINITY, 2.0f, -1.0f};
-  for (const bool with_sinks : {false, true}) {
-    DenseParams params;
-    params.scale = 0.7f;
-    if (with_sinks) params.sinks.assign(sinks.begin(), sinks.end());
-    const DenseResult expected = DenseAttention(request, params);
-    std::vector<double> got(4 * 4);
-    AttendPlainly(shape, 0.7f, query, rows.data(), num_rows,
-                  with_sinks ? absl::MakeConstSpan(sinks) : absl::Span<const float>(),
-                  absl::MakeSpan(got));
-    for (size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], expected.out[i], 1e-13) << i;
   }
 }
 
@@ -254,33 +217,42 @@ TEST(StatesTest, CheckpointsAndOptionsAreChecked) {
 
 // --- Windows and compressed rows at once ---
 
+// CPU_REFERENCE's, for others to spoil.
+class SoundOps : public AttentionOps {
+ public:
+  const char* name() const override { return "SOUND"; }
+  absl::Status Run(const Checked<ConcatAndCacheMlaArgs>& call) const override {
+    return CpuReference().Run(call);
+  }
+  absl::Status Run(const Checked<MlaDecodeArgs>& call) const override {
+    return CpuReference().Run(call);
+  }
+  absl::Status Run(const Checked<SparseMlaDecodeArgs>& call) const override {
+    return CpuReference().Run(call);
+  }
+};
+
 // Forgets the compressed rows, or a token of the window, from the third call on.
-class HalfBlindOps final : public AttentionOps {
+class HalfBlindOps final : public SoundOps {
  public:
   explicit HalfBlindOps(bool forgets_rows) : forgets_rows_(forgets_rows) {}
-  const char* name() const override { return "HALF_BLIND"; }
-  absl::Status Run(const Checked<ConcatAndCacheMlaArgs>& call) const override {
-    return sound_.Run(call);
-  }
-  absl::Status Run(const Checked<MlaDecodeArgs>& call) const override { return sound_.Run(call); }
+  using SoundOps::Run;
   absl::Status Run(const Checked<SparseMlaDecodeArgs>& call) const override {
+    if (++num_calls_ < 3) return SoundOps::Run(call);
     SparseMlaDecodeArgs with = call.args();
-    if (++num_calls_ < 3) return sound_.Run(call);
+    const auto* slots = with.main.indices.as<int32_t>();
+    std::vector<int32_t> changed(slots, slots + with.main.indices.num_elements());
+    changed[0] = -1;
     if (forgets_rows_) {
       with.extra = {};
     } else {
-      const auto* slots = with.main.indices.as<int32_t>();
-      std::vector<int32_t> changed(slots, slots + with.main.indices.num_elements());
-      changed[0] = -1;
       with.main.indices = ViewOf(absl::MakeConstSpan(changed), {1, 1, with.main.indices.extent[2]});
-      return sound_.SparseMlaDecode(call.context(), with);
     }
-    return sound_.SparseMlaDecode(call.context(), with);
+    return CpuReference().SparseMlaDecode(call.context(), with);
   }
 
  private:
   const bool forgets_rows_;
-  const AttentionOps& sound_ = CpuReference();
   mutable int num_calls_ = 0;
 };
 
@@ -340,18 +312,9 @@ TEST(JointTest, GroupsAreChecked) {
 // --- Indexers and compressors ---
 
 // One wrong number in what an indexer chose or a compressor made.
-class WrongOps : public AttentionOps {
+class WrongOps final : public SoundOps {
  public:
-  const char* name() const override { return "WRONG"; }
-  absl::Status Run(const Checked<ConcatAndCacheMlaArgs>& call) const override {
-    return CpuReference().Run(call);
-  }
-  absl::Status Run(const Checked<MlaDecodeArgs>& call) const override {
-    return CpuReference().Run(call);
-  }
-  absl::Status Run(const Checked<SparseMlaDecodeArgs>& call) const override {
-    return CpuReference().Run(call);
-  }
+  using SoundOps::Run;
   absl::Status Run(const Checked<IndexTopkArgs>& call) const override {
     const absl::Status status = CpuReference().Run(call);
     *call.args().indices.as<int32_t>() = -1;

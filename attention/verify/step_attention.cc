@@ -128,8 +128,6 @@ absl::Status VerifierRun::WriteRows(size_t g) {
   const RowShape& shape = Shape(group);
   const int64_t floats = shape.floats();
   const int64_t num_rows = batch.num_actual_tokens;
-  ExecContext context;
-  context.threads = options_.threads;
   ConstTensorView slots = batch.slot_mapping;
   if (group.is_cross) {
     // Only requests that come in write.
@@ -175,7 +173,7 @@ absl::Status VerifierRun::WriteRows(size_t g) {
           Floats(new_rows_, {num_rows, floats - shape.value_size}, {floats, 1}, shape.value_size);
       args.slot_mapping = slots;
       args.cache = cache;
-      status = options_.ops->ConcatAndCacheMla(context, args);
+      status = options_.ops->ConcatAndCacheMla(context_, args);
     } else {
       ReshapeAndCacheArgs args;
       args.k = Floats(new_rows_, {num_rows, shape.num_kv_heads, shape.key_size},
@@ -184,7 +182,7 @@ absl::Status VerifierRun::WriteRows(size_t g) {
                       {floats, shape.value_size, 1}, shape.num_kv_heads * shape.key_size);
       args.slot_mapping = slots;
       args.cache = cache;
-      status = options_.ops->ReshapeAndCache(context, args);
+      status = options_.ops->ReshapeAndCache(context_, args);
     }
     if (!status.ok()) return FailedOperation(layer, "write", status);
   }
@@ -313,11 +311,8 @@ absl::Status VerifierRun::RunPaged(size_t layer, absl::Span<const Piece> pieces)
   const int64_t query_floats = shape.num_heads * shape.key_size;
   query_values_.resize(static_cast<size_t>(num_queries * query_floats));
   for (int64_t i = 0; i < num_queries; ++i) {
-    const Query& query = queries_[batch_[static_cast<size_t>(i)]];
-    values_.Fill(
-        query.part->held->prefixes[static_cast<size_t>(query.position)],
-        static_cast<int64_t>(layer), TokenValueKind::kQuery,
-        absl::MakeSpan(query_values_.data() + i * query_floats, static_cast<size_t>(query_floats)));
+    FillQuery(layer, queries_[batch_[static_cast<size_t>(i)]],
+              absl::MakeSpan(query_values_).subspan(i * query_floats, query_floats));
   }
   outputs_.assign(static_cast<size_t>(num_queries * shape.num_heads * shape.value_size), 0);
 
@@ -340,27 +335,30 @@ absl::Status VerifierRun::RunPaged(size_t layer, absl::Span<const Piece> pieces)
     args.params = params;
     args.out = out;
   };
-  ExecContext context;
-  context.threads = options_.threads;
   if (group.is_mla) {
     MlaDecodeArgs args;
     fill(args);
     args.q_lat = q;
     args.query_start_loc = starts;
-    return FailedOperation(layer, "MlaDecode", options_.ops->MlaDecode(context, args));
+    return FailedOperation(layer, "MlaDecode", options_.ops->MlaDecode(context_, args));
   }
   if (max_queries == 1) {
     PagedDecodeArgs args;
     fill(args);
     args.q = q;
-    return FailedOperation(layer, "PagedDecode", options_.ops->PagedDecode(context, args));
+    return FailedOperation(layer, "PagedDecode", options_.ops->PagedDecode(context_, args));
   }
   PagedPrefillArgs args;
   fill(args);
   args.q = q;
   args.query_start_loc = starts;
   args.max_query_len = max_queries;
-  return FailedOperation(layer, "PagedPrefill", options_.ops->PagedPrefill(context, args));
+  return FailedOperation(layer, "PagedPrefill", options_.ops->PagedPrefill(context_, args));
+}
+
+void VerifierRun::FillQuery(size_t layer, const Query& query, absl::Span<float> out) const {
+  values_.Fill(query.part->held->prefixes[static_cast<size_t>(query.position)],
+               static_cast<int64_t>(layer), TokenValueKind::kQuery, out);
 }
 
 float VerifierRun::Scale(const RowShape& shape) {
@@ -373,8 +371,7 @@ void VerifierRun::AttendReference(size_t layer, const Query& query, int64_t firs
   const RowShape& shape = Shape(group);
   const Held& held = *query.part->held;
   std::vector<float> q(static_cast<size_t>(shape.num_heads * shape.key_size));
-  values_.Fill(held.prefixes[static_cast<size_t>(query.position)], static_cast<int64_t>(layer),
-               TokenValueKind::kQuery, absl::MakeSpan(q));
+  FillQuery(layer, query, absl::MakeSpan(q));
   AttendPlainly(shape, Scale(shape), q, PlainRow(layer, held, first_row),
                 RowsSeen(group, held, query.position + 1) - first_row,
                 with_sinks ? absl::MakeConstSpan(group.sinks) : absl::Span<const float>(), out);

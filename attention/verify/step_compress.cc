@@ -93,10 +93,8 @@ absl::Status VerifierRun::Compress(const VerifiedCompressor& compressor, size_t 
   args.block_table = ViewOf(absl::MakeConstSpan(piece_tables_), {n, columns});
   args.ratio = ratio, args.overlap = compressor.overlap;
   args.out = ViewOf(absl::MakeSpan(outputs_), {n, dim});
-  ExecContext context;
-  context.threads = options_.threads;
   KVBLOCKS_RETURN_IF_ERROR(FailedOperation(layer, "CompressTokens",
-                                           options_.ops->CompressTokens(context, args)));
+                                           options_.ops->CompressTokens(context_, args)));
 
   for (int64_t i = 0; i < n; ++i) {
     const Query& query = *completing[static_cast<size_t>(i)];
@@ -122,13 +120,7 @@ absl::Status VerifierRun::Compress(const VerifiedCompressor& compressor, size_t 
       failure.text = absl::StrFormat(
           "value %d of the row made of %d states is %.9g, expected %.9g; ", d, end - first, got,
           expected);
-      int64_t wrong = first;
-      while (wrong < end && IsAsWritten(layer, held, wrong)) ++wrong;
-      if (wrong < end) {
-        failure.key_position = wrong;
-        failure.block = BlockOfRow(g, held, wrong);
-        failure.text += DescribeRow(layer, held, wrong);
-      } else {
+      if (!FindWrongRow(layer, held, first, end, &failure)) {
         failure.text += "all states are right, the row is not";
       }
       return Fail(std::move(failure));

@@ -123,14 +123,9 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
   const int64_t query_floats = shape.num_heads * shape.key_size;
   query_values_.resize(static_cast<size_t>(n * query_floats));
   for (int64_t i = 0; i < n; ++i) {
-    const Query& query = queries_[static_cast<size_t>(i)];
-    values_.Fill(query.part->held->prefixes[static_cast<size_t>(query.position)],
-                 static_cast<int64_t>(query_layer), TokenValueKind::kQuery,
-                 absl::MakeSpan(query_values_.data() + i * query_floats,
-                                static_cast<size_t>(query_floats)));
+    FillQuery(query_layer, queries_[static_cast<size_t>(i)],
+              absl::MakeSpan(query_values_).subspan(i * query_floats, query_floats));
   }
-  ExecContext context;
-  context.threads = options_.threads;
   const int64_t topk = options_.joints[joint.index].topk;
   const bool has_rows = longest >= rows.compress_ratio;
   const int64_t most = topk > 0 && has_rows ? topk : longest / rows.compress_ratio;
@@ -150,7 +145,7 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
     choose.indices = Writable(row_slots_, {n, most});
     choose.lens = Writable(row_counts_, {n});
     status = FailedOperation(joint.rows_layer, "IndexTopk",
-                             options_.ops->IndexTopk(context, choose));
+                             options_.ops->IndexTopk(context_, choose));
     if (!status.ok()) return status;
   } else if (most > 0) {
     const TensorView slots = Writable(row_slots_, {n, most});
@@ -190,7 +185,7 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
   if (!sinks.empty()) args.sinks = ViewOf(absl::MakeConstSpan(sinks));
   args.out = Writable(outputs_, {n, 1, shape.num_heads, shape.value_size});
   return FailedOperation(joint.window_layer, "SparseMlaDecode",
-                         options_.ops->SparseMlaDecode(context, args));
+                         options_.ops->SparseMlaDecode(context_, args));
 }
 
 void VerifierRun::AttendReference(const Joint& joint, size_t query_layer, const Query& query,
@@ -199,8 +194,7 @@ void VerifierRun::AttendReference(const Joint& joint, size_t query_layer, const 
   const RowShape shape = Shape(window);
   const Held& held = *query.part->held;
   std::vector<float> q(static_cast<size_t>(shape.num_heads * shape.key_size)), keys;
-  values_.Fill(held.prefixes[static_cast<size_t>(query.position)],
-               static_cast<int64_t>(query_layer), TokenValueKind::kQuery, absl::MakeSpan(q));
+  FillQuery(query_layer, query, absl::MakeSpan(q));
   const int64_t first = FirstVisible(window, query.position);
   const auto append = [&](size_t layer, int64_t begin, int64_t end) {
     const float* from = PlainRow(layer, held, begin);
@@ -232,8 +226,7 @@ absl::Status VerifierRun::WrongJointOutput(const Joint& joint, const Query& quer
   VerifierFailure failure{.request = held.name,
                           .layer = static_cast<int64_t>(joint.window_layer),
                           .position = query.position};
-  size_t worst = 0;
-  while (std::abs(static_cast<double>(got[worst]) - expected[worst]) <= options_.tolerance) ++worst;
+  const size_t worst = FirstWrong(got, expected);
   const std::string value = absl::StrFormat("value %d is %.9g, expected %.9g from", worst,
                                             got[worst], expected[worst]);
   failure.text =
@@ -242,19 +235,8 @@ absl::Status VerifierRun::WrongJointOutput(const Joint& joint, const Query& quer
                          query.position + 1 - first, " tokens of the window and ", num_rows,
                          " rows; ")
           : absl::StrCat(value, " rows that an indexer chose among ", num_rows, "; ");
-  const auto find = [&](size_t layer, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (IsAsWritten(layer, held, row)) continue;
-      failure.layer = static_cast<int64_t>(layer);
-      failure.key_position = TokenOfRow(GroupOf(layer), row);
-      failure.block = BlockOfRow(layers_[layer].group, held, row);
-      absl::StrAppend(&failure.text, DescribeRow(layer, held, row));
-      return true;
-    }
-    return false;
-  };
-  if (!find(joint.window_layer, first, query.position + 1) &&
-      !find(joint.rows_layer, 0, num_rows)) {
+  if (!FindWrongRow(joint.window_layer, held, first, query.position + 1, &failure) &&
+      !FindWrongRow(joint.rows_layer, held, 0, num_rows, &failure)) {
     absl::StrAppend(&failure.text, "all rows are right, the ",
                     options_.joints[joint.index].topk > 0 ? "choice among them or the " : "",
                     "attention over them is not");

@@ -18,7 +18,9 @@ VerifierRun::VerifierRun(VerifierOptions options)
       values_(options_.seed),
       num_holders_(static_cast<size_t>(options_.num_blocks)),
       builders_(options_.groups.size()),
-      batch_rows_(options_.groups.size()) {}
+      batch_rows_(options_.groups.size()) {
+  context_.threads = options_.threads;
+}
 
 // Sink tokens are learned: written once, before any request.
 void VerifierRun::WriteSinkRows() {

@@ -141,6 +141,7 @@ class VerifierRun final : public KvCacheVerifier {
   absl::Status AttendPieces(size_t layer, absl::Span<const Piece> pieces);
   absl::Status RunPaged(size_t layer, absl::Span<const Piece> pieces);
   absl::Status Compare(size_t layer);
+  void FillQuery(size_t layer, const Query& query, absl::Span<float> out) const;
   void AttendReference(size_t layer, const Query& query, int64_t first_row, bool with_sinks,
                        absl::Span<double> out) const;
   absl::Status CheckJoints() const;
@@ -162,6 +163,9 @@ class VerifierRun final : public KvCacheVerifier {
 
   absl::Status Fail(VerifierFailure failure);
   absl::Status FailedOperation(size_t layer, const char* operation, const absl::Status& status);
+  size_t FirstWrong(absl::Span<const float> got, absl::Span<const double> expected) const;
+  bool FindWrongRow(size_t layer, const Held& held, int64_t begin, int64_t end,
+                    VerifierFailure* failure) const;
   absl::Status WrongRow(size_t layer, const Part& part, int64_t row);
   absl::Status WrongOutput(size_t layer, const Query& query, absl::Span<const float> got);
   std::string NameOf(uint64_t request) const;
@@ -169,6 +173,7 @@ class VerifierRun final : public KvCacheVerifier {
   std::string DescribeBlock(size_t layer, int32_t block, int64_t offset) const;
 
   const VerifierOptions options_;
+  ExecContext context_;
   const TokenValues values_;
   std::vector<Layer> layers_;
   std::vector<Joint> joints_;
