@@ -145,10 +145,10 @@ class ServeCommand {
          "the requests with their output tokens, as a trace in Mooncake's form", &answers_);
     file("--request-log", kModel, kWritten,
          "the times of each request, which kvsim calibrate takes as --measured", &request_log_);
-    const char* kOutput = "Output";
-    output_.AddFiles(options, kOutput, {.has_page = true});
-    exports_.AddOptions(options, kOutput);
-    output_.AddTerminal(options, kOutput, "no table");
+    options->BeginGroup("Output");
+    output_.AddFiles(options, {.has_page = true});
+    exports_.AddOptions(options);
+    output_.AddTerminal(options, "no table");
     input_.AddOptions();
     options->set_footer(kFooter);
   }

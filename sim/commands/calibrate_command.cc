@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/calibration.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/model_plan.h"
@@ -42,21 +43,19 @@ class CalibrateCommand final : public Command {
   explicit CalibrateCommand(OptionParser* program)
       : Command(program->AddCommand("calibrate", "Fit the clock's constants to a measured run")),
         input_(options_) {
-    options_->Add(
-        {.name = "--measured",
-         .unit = "FILE",
-         .help = "what the server did: AIPerf's profile_export.jsonl, a result of vllm bench "
-                 "serve --save-detailed, or a request log",
-         .file = FileUse::kRead},
-        &measured_);
+    options_
+        ->Add({"--measured", "FILE",
+               "what the server did: AIPerf's profile_export.jsonl, a result of vllm bench "
+               "serve --save-detailed, or a request log"},
+              &measured_)
+        .file = FileUse::kRead;
     options_->Add({"--fit", "NAMES",
                    "constants to fit, with commas between them; without it those of the clock"},
                   &fit_);
-    options_->Add({.name = "--output",
-                   .unit = "FILE",
-                   .help = "write the configuration with the constants, for --config",
-                   .file = FileUse::kWritten},
-                  &output_);
+    options_
+        ->Add({"--output", "FILE", "write the configuration with the constants, for --config"},
+              &output_)
+        .file = FileUse::kWritten;
     input_.AddOptions();
     options_->set_footer(kCalibrateFooter);
   }
@@ -130,15 +129,14 @@ std::string ResultText(const CalibrationResult& result) {
 absl::StatusOr<ExitStatus> CalibrateCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(auto config, input_.Configure());
   if (measured_.empty()) {
-    return absl::InvalidArgumentError("--measured=FILE is missing");
+    return InvalidArgument("--measured=FILE is missing");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, MakeReaderOptions(config));
   TraceReaderOptions options = reader;
   options.format = "auto";
   const std::string& trace = config.trace().empty() ? measured_ : config.trace();
   if (!CanBeReadAgain(trace)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(trace, ": can be read once, and is replayed often; name a file"));
+    return InvalidArgument(trace, ": can be read once, and is replayed often; name a file");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto measurement, ReadMeasurement(measured_, options));
   if (config.trace().empty()) config.set_trace(measured_);

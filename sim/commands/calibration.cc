@@ -13,6 +13,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/replay_input.h"
 #include "sim/commands/replay_setup.h"
 #include "sim/report/metrics.h"
@@ -52,7 +53,7 @@ Point NelderMead(const Point& start, double first_step, int max_evaluations,
   }
   const auto by_value = [](const Corner& a, const Corner& b) { return a.value < b.value; };
   while (true) {
-    std::stable_sort(corners.begin(), corners.end(), by_value);
+    std::ranges::stable_sort(corners, by_value);
     if (evaluations >= max_evaluations ||
         corners.back().value - corners.front().value <= kTolerance) {
       return corners.front().point;
@@ -206,12 +207,11 @@ absl::Status Calibrator::ReadMeasured() {
   if (last > first && first >= 0) {
     measured_duration_ms_ = static_cast<double>(last - first) / kNsPerMs;
   }
-  const bool has_times = std::any_of(measured_.begin(), measured_.end(), [](const RequestTimes& t) {
+  const bool has_times = std::ranges::any_of(measured_, [](const RequestTimes& t) {
     return t.ttft_ms > 0 || t.tpot_ms > 0 || t.e2e_ms > 0;
   });
   if (!has_times) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(measurement_.file, ": no TTFT, TPOT or latency of any request"));
+    return InvalidArgument(measurement_.file, ": no TTFT, TPOT or latency of any request");
   }
   return absl::OkStatus();
 }
@@ -224,20 +224,20 @@ absl::Status Calibrator::ChooseConstants(const std::vector<std::string>& fields)
   } else if (absl::StartsWith(source, "roofline")) {
     constants_.assign(std::begin(kOfRoofline), std::end(kOfRoofline));
   } else {
-    return absl::InvalidArgumentError(absl::StrCat("--time: got ", config_.time(),
-                                                   ", which has no constants, expected auto, "
-                                                   "table or roofline"));
+    return InvalidArgument("--time: got ", config_.time(),
+                           ", which has no constants, expected auto, "
+                           "table or roofline");
   }
   if (fields.empty()) return absl::OkStatus();
   std::vector<ConstantKind> chosen;
   std::vector<std::string> names;
   for (const ConstantKind& kind : constants_) names.push_back(kind.field);
   for (std::string field : fields) {
-    std::replace(field.begin(), field.end(), '-', '_');
-    const auto it = std::find(names.begin(), names.end(), field);
+    std::ranges::replace(field, '-', '_');
+    const auto it = std::ranges::find(names, field);
     if (it == names.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--fit: got \"", field, "\", expected some of ", absl::StrJoin(names, ", ")));
+      return InvalidArgument("--fit: got \"", field, "\", expected some of ",
+                             absl::StrJoin(names, ", "));
     }
     chosen.push_back(constants_[static_cast<size_t>(it - names.begin())]);
   }
@@ -278,9 +278,9 @@ absl::StatusOr<Run> Calibrator::Replay(const ReplayConfig& config) {
     ++num_matched;
   }
   if (2 * num_matched < measured_.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(measurement_.file, ": ", measured_.size(), " requests, of which ", num_matched,
-                     " are in the workload, expected a workload of the same rows"));
+    return InvalidArgument(measurement_.file, ": ", measured_.size(), " requests, of which ",
+                           num_matched,
+                           " are in the workload, expected a workload of the same rows");
   }
   return run;
 }
@@ -313,7 +313,7 @@ double Calibrator::Loss(const Run& run) const {
 }
 
 double QuantileOf(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
+  std::ranges::sort(values);
   const auto rank = static_cast<size_t>(std::ceil(q * static_cast<double>(values.size())));
   return values[std::min(values.size(), std::max<size_t>(rank, 1)) - 1];
 }

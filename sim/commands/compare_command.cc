@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/output.h"
 #include "sim/commands/progress_line.h"
@@ -51,36 +52,27 @@ class CompareCommand final : public Command {
  public:
   explicit CompareCommand(OptionParser* program)
       : Command(program->AddCommand("compare", "Print what differs between two runs")) {
-    options_->Add(
-        {.name = "A", .help = "report or step file; - is standard input", .is_required = true,
-         .file = FileUse::kRead},
-        &a_);
-    options_->Add({.name = "B", .help = "report or step file", .file = FileUse::kRead}, &b_);
-    options_->Add(
-        {.name = "--measured",
-         .unit = "FILE",
-         .help = "a real run instead of B, to put the report A beside it: AIPerf's "
-                 "profile_export.jsonl, vllm bench serve --save-detailed, or a request log",
-         .file = FileUse::kRead},
-        &measured_);
+    options_
+        ->Add({"A", "", "report or step file; - is standard input", "", /*is_required=*/true}, &a_)
+        .file = FileUse::kRead;
+    options_->Add({"B", "", "report or step file"}, &b_).file = FileUse::kRead;
+    options_
+        ->Add({"--measured", "FILE",
+               "a real run instead of B, to put the report A beside it: AIPerf's "
+               "profile_export.jsonl, vllm bench serve --save-detailed, or a request log"},
+              &measured_)
+        .file = FileUse::kRead;
     options_->AddRepeated(
         {"--tolerance", "[NAME:]LIMIT", "how much metrics may change; may be given several times"},
         &tolerances_);
-    options_->Add({.name = "--steps-a",
-                   .unit = "FILE",
-                   .help = "steps of A, to find where the schedules part",
-                   .file = FileUse::kRead},
-                  &steps_a_);
-    options_->Add(
-        {.name = "--steps-b", .unit = "FILE", .help = "steps of B", .file = FileUse::kRead},
-        &steps_b_);
-    options_->AddFlag({.name = "--same-schedule", .help = "the schedules may not differ"},
-                      &same_schedule_);
-    options_->AddFlag(
-        {.name = "--all", .help = "list metrics that are equal and all points of series, too"},
-        &all_);
-    output_.AddFiles(options_, "Options", {.has_page = true});
-    output_.AddTerminal(options_, "Options", "print nothing; the exit status says it");
+    options_->Add({"--steps-a", "FILE", "steps of A, to find where the schedules part"}, &steps_a_)
+        .file = FileUse::kRead;
+    options_->Add({"--steps-b", "FILE", "steps of B"}, &steps_b_).file = FileUse::kRead;
+    options_->AddFlag({"--same-schedule", "", "the schedules may not differ"}, &same_schedule_);
+    options_->AddFlag({"--all", "", "list metrics that are equal and all points of series, too"},
+                      &all_);
+    output_.AddFiles(options_, {.has_page = true});
+    output_.AddTerminal(options_, "print nothing; the exit status says it");
     options_->set_footer(kFooter);
   }
 
@@ -105,8 +97,8 @@ absl::StatusOr<ResultFile> CompareCommand::OpenSteps(const std::string& option,
                                                      const std::string& path) {
   auto file = OpenResultFile(path);
   if (file.ok() && file->steps == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat(option, ": got the report ", path,
-                                                   ", expected a file of kvsim replay --steps"));
+    return InvalidArgument(option, ": got the report ", path,
+                           ", expected a file of kvsim replay --steps");
   }
   return file;
 }
@@ -128,13 +120,13 @@ absl::Status CompareCommand::CompareStepsOf(StepReader& a, StepReader& b, bool j
 absl::Status CompareCommand::CompareFiles(ResultFile& a, ResultFile& b, pb::Comparison* out) {
   if ((a.steps == nullptr) != (b.steps == nullptr)) {
     const auto kind = [](const ResultFile& file) { return file.steps ? "steps" : "a report"; };
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         a.file, " is ", kind(a), " and ", b.file, " is ", kind(b),
-        ", expected two of a kind (--steps-a and --steps-b take the steps of two reports)"));
+        ", expected two of a kind (--steps-a and --steps-b take the steps of two reports)");
   }
   if (a.steps != nullptr) {
     if (!tolerances_.empty() || !steps_a_.empty() || !steps_b_.empty()) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--tolerance, --steps-a and --steps-b are for two reports, and A and B are steps");
     }
     return CompareStepsOf(*a.steps, *b.steps, true, out);
@@ -148,18 +140,16 @@ absl::Status CompareCommand::CompareFiles(ResultFile& a, ResultFile& b, pb::Comp
 // The measured run is what is compared with, so that changes read as errors of the replay.
 absl::Status CompareCommand::CompareWithMeasured(pb::Comparison* out) {
   if (!b_.empty() || !steps_a_.empty() || !steps_b_.empty() || same_schedule_) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--measured stands for B: expected one report next to it, and neither B, --steps-a, "
         "--steps-b nor --same-schedule");
   }
   if (!output_.html().empty()) {
-    return absl::InvalidArgumentError(
-        "--html is for two reports, and --measured has no series to draw");
+    return InvalidArgument("--html is for two reports, and --measured has no series to draw");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(auto a, OpenResultFile(a_));
   if (a.report == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("A: got the steps ", a.file, ", expected a report next to --measured"));
+    return InvalidArgument("A: got the steps ", a.file, ", expected a report next to --measured");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto measurement, ReadMeasurement(measured_, {}));
   const pb::Report measured = MeasuredReport(measurement);
@@ -178,20 +168,19 @@ absl::Status CompareCommand::CompareWithMeasured(pb::Comparison* out) {
 absl::Status CompareCommand::Compare(pb::Comparison* out) {
   if (!measured_.empty()) return CompareWithMeasured(out);
   if (b_.empty()) {
-    return absl::InvalidArgumentError("B is missing, expected a second file or --measured=FILE");
+    return InvalidArgument("B is missing, expected a second file or --measured=FILE");
   }
   if ((a_ == "-") + (b_ == "-") + (steps_a_ == "-") + (steps_b_ == "-") > 1) {
-    return absl::InvalidArgumentError("standard input is given twice, expected at most once");
+    return InvalidArgument("standard input is given twice, expected at most once");
   }
   if (steps_a_.empty() != steps_b_.empty()) {
-    return absl::InvalidArgumentError(
-        "--steps-a and --steps-b go together; one of them is missing");
+    return InvalidArgument("--steps-a and --steps-b go together; one of them is missing");
   }
   auto& [a, b] = files_;
   KVBLOCKS_ASSIGN_OR_RETURN(a, OpenResultFile(a_));
   KVBLOCKS_ASSIGN_OR_RETURN(b, OpenResultFile(b_));
   if (!output_.html().empty() && a.report == nullptr) {
-    return absl::InvalidArgumentError("--html is for two reports, and A and B are steps");
+    return InvalidArgument("--html is for two reports, and A and B are steps");
   }
   out->set_schema_version(1);
   out->set_a(a.file);
@@ -202,7 +191,7 @@ absl::Status CompareCommand::Compare(pb::Comparison* out) {
     KVBLOCKS_ASSIGN_OR_RETURN(auto steps_b, OpenSteps("--steps-b", steps_b_));
     KVBLOCKS_RETURN_IF_ERROR(CompareStepsOf(*steps_a.steps, *steps_b.steps, same_schedule_, out));
   } else if (same_schedule_ && !out->has_schedule()) {
-    return absl::InvalidArgumentError("--same-schedule needs --steps-a and --steps-b");
+    return InvalidArgument("--same-schedule needs --steps-a and --steps-b");
   }
   const bool parts = out->has_schedule() && !out->schedule().same();
   const bool differs_in_time = out->has_schedule() && out->schedule().has_first_difference();

@@ -70,7 +70,7 @@ std::vector<std::string> ValuesOf(const std::vector<DeclaredOption>& options,
                                   std::string_view name) {
   for (const DeclaredOption& option : options) {
     const auto names = NamesOf(option);
-    if (!option.takes_value || std::count(names.begin(), names.end(), name) == 0) continue;
+    if (!option.takes_value || std::ranges::count(names, name) == 0) continue;
     std::vector<std::string> values = absl::StrSplit(option.text.unit, '|');
     return values.size() > 1 ? values : std::vector<std::string>();
   }

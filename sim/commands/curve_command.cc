@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/curve_run.h"
 #include "sim/commands/option_table.h"
@@ -52,7 +53,7 @@ bool IsOfPoolSize(std::string_view field) {
       "model",  "device", "catalogue", "tensor_parallel", "decode_context_parallel",
       "kv_cache_dtype", "weight_dtype", "memory_utilization", "activation_gb", "graph_gb",
       "draft_model"};
-  return std::find(std::begin(kFields), std::end(kFields), field) != std::end(kFields);
+  return std::ranges::find(kFields, field) != std::end(kFields);
 }
 
 class CurveCommand final : public Command {
@@ -74,42 +75,38 @@ class CurveCommand final : public Command {
     options_->Add({"--points", "N", "further sizes in JSON and CSV, evenly by ratio [100]"}, 0,
                   100'000, &curve_.num_points);
     options_->AddFlag(
-        {.name = "--bounds", .help = "Belady's bound beside the curve; --no-bounds leaves it out"},
+        {"--bounds", "", "Belady's bound beside the curve; --no-bounds leaves it out"},
         [this](bool value) { curve_.bounds = value; });
     options_->Add({"--refine", "N",
-                   "replay the N sizes where the curve bends most, and print the "
-                   "difference [0]"},
+                   "replay the N sizes where the curve bends most, and print the difference [0]"},
                   0, 1000, &curve_.refine);
     options_->Add({"--sample-paths", "SHARE",
                    "estimate the curve from this share of the paths, for more than 100 "
                    "million blocks; reads the trace twice [all]"},
                   1e-9, 0.999999, &curve_.sample_paths);
-    options_->Add({.name = "--hot",
-                   .unit = "PATHS",
-                   .help = "most frequent paths that are always in the sample [64]",
-                   .needs = "--sample-paths"},
-                  0, 1'000'000, &curve_.hot);
-    options_->AddList({.name = "--tiers",
-                       .unit = "BLOCKS",
-                       .help = "second tiers of so many blocks behind each pool of --sizes, in "
-                               "place of the curve in CSV",
-                       .needs = "--sizes"},
-                      1, kMostBlocks, &curve_.tiers);
+    options_
+        ->Add({"--hot", "PATHS", "most frequent paths that are always in the sample [64]"}, 0,
+              1'000'000, &curve_.hot)
+        .needs = "--sample-paths";
+    options_
+        ->AddList({"--tiers", "BLOCKS",
+                   "second tiers of so many blocks behind each pool of --sizes, in place of "
+                   "the curve in CSV"},
+                  1, kMostBlocks, &curve_.tiers)
+        .needs = "--sizes";
     options_->Add({"--threads", "N", "0: one per core [0]"}, 0, 1024, &curve_.threads);
-    const char* kWhatIf = "What if";
-    options_->AddList(
-        {"--block-sizes", "TOKENS", "the same workload with these block sizes", kWhatIf}, 1,
-        1 << 24, &curve_.block_sizes);
+    options_->BeginGroup("What if");
+    options_->AddList({"--block-sizes", "TOKENS", "the same workload with these block sizes"}, 1,
+                      1 << 24, &curve_.block_sizes);
     options_->AddRepeated(
         {"--what-if", "without-salts|per-tenant|per-session|shuffled|drop-last-hit",
-         "all tenants share; nobody else's blocks, of tenants or sessions; sessions in "
-         "random order: what locality is worth; a drafter that gives the last block back; "
-         "several are several rows",
-         kWhatIf},
+         "all tenants share; nobody else's blocks, of tenants or sessions; sessions in random "
+         "order: what locality is worth; a drafter that gives the last block back; several are "
+         "several rows"},
         &curve_.what_if);
-    const char* kOutput = "Output";
-    output_.AddFiles(options_, kOutput, {.rows_help = "one row per size", .has_page = true});
-    output_.AddTerminal(options_, kOutput, "neither table nor progress");
+    options_->BeginGroup("Output");
+    output_.AddFiles(options_, {.rows_help = "one row per size", .has_page = true});
+    output_.AddTerminal(options_, "neither table nor progress");
     input_.AddOptions();
     options_->set_footer(kCurveFooter);
   }
@@ -144,50 +141,49 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
                                const ::kvblocks::config::v1::ReplayConfig& given) {
   if (options.sample_paths > 0 && (options.mode == "schedule" || !options.what_if.empty() ||
                                    !options.block_sizes.empty() || !options.tiers.empty())) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--sample-paths: set with --mode=schedule, --what-if, --block-sizes or --tiers, which need "
         "every path");
   }
   const bool has_variants = !options.what_if.empty() || !options.block_sizes.empty();
   if (options.mode == "schedule" && (has_variants || options.blocks != "engine")) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options.blocks != "engine"    ? "--blocks"
-                     : options.block_sizes.empty() ? "--what-if"
-                                                   : "--block-sizes",
-                     ": set for --mode=schedule, expected --mode=order"));
+    return InvalidArgument(options.blocks != "engine"    ? "--blocks"
+                           : options.block_sizes.empty() ? "--what-if"
+                                                         : "--block-sizes",
+                           ": set for --mode=schedule, expected --mode=order");
   }
   if (options.blocks == "ids" && given.has_block_size()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--block-size: set for --blocks=ids, whose blocks are as long as the trace says");
   }
   if (options.blocks == "ids" && !options.block_sizes.empty()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--block-sizes: set for --blocks=ids, whose blocks are as long as the trace says");
   }
   if (!options.tiers.empty() && options.mode == "schedule") {
-    return absl::InvalidArgumentError("--tiers: set for --mode=schedule, expected --mode=order");
+    return InvalidArgument("--tiers: set for --mode=schedule, expected --mode=order");
   }
   if (!given.eviction_policy().empty() && given.eviction_policy() != "lru") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--eviction-policy: got ", given.eviction_policy(),
-                     ", expected lru: one pass gives all sizes of no other; kvsim replay takes one "
-                     "size at a time"));
+    return InvalidArgument(
+        "--eviction-policy: got ", given.eviction_policy(),
+        ", expected lru: one pass gives all sizes of no other; kvsim replay takes one "
+        "size at a time");
   }
   if (!given.retain().empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--retain: got ", given.retain(),
-                     ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
-                     "kvsim replay takes one size at a time"));
+    return InvalidArgument(
+        "--retain: got ", given.retain(),
+        ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
+        "kvsim replay takes one size at a time");
   }
   if (!given.tier().empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "--tier: got ", given.tier(),
         ", expected nothing: --tiers gives the hits of second tiers, kvsim replay their "
-        "times"));
+        "times");
   }
   if (options.mode == "schedule") return absl::OkStatus();
   if (options.refine > 0) {
-    return absl::InvalidArgumentError("--refine: set for --mode=order, expected --mode=schedule");
+    return InvalidArgument("--refine: set for --mode=order, expected --mode=schedule");
   }
   // Requests that run one after the other have neither schedule nor time.
   const auto* reflection = given.GetReflection();
@@ -199,13 +195,12 @@ absl::Status CheckCurveOptions(const CurveOptions& options,
                                             "rebase",     "concurrency", "start_jitter"};
     const bool is_of_schedule =
         (group == "Scheduler" && field != "engine" && field != "max_model_len") ||
-        group == "Measurements" || std::count(std::begin(kOfTime), std::end(kOfTime), field) > 0 ||
+        group == "Measurements" || std::ranges::count(kOfTime, field) > 0 ||
         (group == "Model, device and time" && !IsOfPoolSize(field));
     if (!is_of_schedule || !reflection->HasField(given, option.field)) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat(FlagName(field),
-                     ": requests that run one after the other have no schedule and no clock, "
-                     "expected --mode=schedule"));
+    return InvalidArgument(FlagName(field),
+                           ": requests that run one after the other have no schedule and no clock, "
+                           "expected --mode=schedule");
   }
   return absl::OkStatus();
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/curve_run.h"
 #include "sim/curve/sampled_curve.h"
 
@@ -71,7 +72,7 @@ CurveFunction SmallestPoolOf(const HitCurve& curve, int64_t smallest) {
 }
 
 std::vector<int64_t> Ascending(std::vector<int64_t> sizes) {
-  std::sort(sizes.begin(), sizes.end());
+  std::ranges::sort(sizes);
   sizes.erase(std::unique(sizes.begin(), sizes.end()), sizes.end());
   return sizes;
 }
@@ -200,7 +201,7 @@ absl::Status RunSampledCurve(const CurveRun& run, const RequestBlocksOptions& bl
   }));
   run.progress->Clear();
   if (report->requests() == 0) {
-    return absl::FailedPreconditionError("the trace has no request that can run");
+    return FailedPrecondition("the trace has no request that can run");
   }
   double references = 0;
   int64_t largest = 1;

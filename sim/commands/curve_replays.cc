@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "checks/checked_int64.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/curve_run.h"
 #include "sim/commands/replay_input.h"
 #include "sim/curve/schedule_curve.h"
@@ -94,14 +95,13 @@ std::vector<int64_t> SizesOfMostBend(const pb::CurveReport& report, int64_t coun
     if (report.points(i).too_small_for_some()) continue;
     bends.push_back({std::abs(slope(i, i + 1) - slope(i - 1, i)), report.points(i).num_blocks()});
   }
-  std::stable_sort(bends.begin(), bends.end(),
-                   [](const Bend& a, const Bend& b) { return a.change > b.change; });
+  std::ranges::stable_sort(bends, [](const Bend& a, const Bend& b) { return a.change > b.change; });
   std::vector<int64_t> sizes;
   for (const Bend& bend : bends) {
     if (static_cast<int64_t>(sizes.size()) == count) break;
     sizes.push_back(bend.num_blocks);
   }
-  std::sort(sizes.begin(), sizes.end());
+  std::ranges::sort(sizes);
   return sizes;
 }
 
@@ -147,9 +147,8 @@ absl::Status ReplayTiers(const CurveRun& run) {
       AddTierSizes(first, second, report);
       const CheckedInt64 bytes = CheckedInt64(second) * report->block_bytes();
       if (bytes.overflowed() || *bytes.value() > Link::kMaxBytes) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("--tiers: got ", second, ", expected at most ",
-                         Link::kMaxBytes / report->block_bytes()));
+        return InvalidArgument("--tiers: got ", second, ", expected at most ",
+                               Link::kMaxBytes / report->block_bytes());
       }
       const std::string tier = absl::StrCat("second:", *bytes.value(), "B:read=free");
       wanted.push_back(Want(first, tier));
@@ -177,22 +176,22 @@ absl::Status RunCurveOfReplays(const CurveRun& run) {
   pb::CurveReport* report = run.report;
   if (!options.what_if.empty() || !options.block_sizes.empty() || options.refine > 0 ||
       options.sample_paths > 0 || options.blocks != "engine") {
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "--model: ", run.replay.model,
         " has windows, states or several KV-cache groups, whose sizes are replayed one by one; "
         "--what-if, --block-sizes, --refine, --sample-paths and --blocks need a model of "
-        "full attention"));
+        "full attention");
   }
   if (!CanBeReadAgain(run.config.trace())) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "TRACE: standard input and pipes can be read once, and every size reads the trace; name a "
         "file");
   }
   std::vector<int64_t> sizes = options.sizes;
   if (sizes.empty()) {
     if (run.device_blocks == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--sizes: none given, and ", run.replay.device, " does not hold ", run.replay.model));
+      return InvalidArgument("--sizes: none given, and ", run.replay.device, " does not hold ",
+                             run.replay.model);
     }
     for (const int64_t eighths : {1, 2, 4, 8, 16, 32}) {
       sizes.push_back(std::max<int64_t>(run.device_blocks * eighths / 8, 1));
@@ -211,7 +210,7 @@ absl::Status RunCurveOfReplays(const CurveRun& run) {
   }
   KVBLOCKS_RETURN_IF_ERROR(ReplayTiers(run));
   if (report->requests() == 0) {
-    return absl::FailedPreconditionError("none of these pools admitted a request; see --sizes");
+    return FailedPrecondition("none of these pools admitted a request; see --sizes");
   }
   if (run.device_blocks > 0) {
     report->add_sentences(absl::StrCat(run.replay.device, " holds ",

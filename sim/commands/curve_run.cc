@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
 #include "sim/commands/replay_input.h"
@@ -160,8 +161,9 @@ void AddNotes(const CurveRun& run, const TraceReader& reader, const OrderRunOpti
                                    " tokens count as different from its start: hits are a lower "
                                    "bound"));
   }
-  if (std::any_of(report->points().begin(), report->points().end(),
-                  [](const auto& point) { return point.is_row() && point.too_small_for_some(); })) {
+  if (std::ranges::any_of(report->points(), [](const auto& point) {
+        return point.is_row() && point.too_small_for_some();
+      })) {
     report->add_notes(absl::StrCat("* below ", WithThousands(report->smallest_pool()),
                                    report->mode() == "schedule"
                                        ? " blocks requests wait or are preempted, which this curve "
@@ -229,19 +231,18 @@ void AddBounds(const CurveRun& run, const OrderRun& order) {
 absl::Status SetUp(const TraceInfo& info, CurveRun* run) {
   ReplayConfig config = run->config;
   if (HasCrossAttention(config)) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--kv-cache-config: got groups of cross attention, expected none: with them engines cache "
         "no prefixes, and no pool hits anything");
   }
   if (!config.prefix_caching()) {
-    return absl::InvalidArgumentError(
-        "--no-prefix-caching: without a prefix cache no pool hits anything");
+    return InvalidArgument("--no-prefix-caching: without a prefix cache no pool hits anything");
   }
   if (run->options.blocks == "ids") {
     if (info.block_tokens < 2) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--blocks: got ids, expected engine or prompt: the trace has ",
-          info.block_tokens == 0 ? "lengths only" : "token ids", ", no ids of blocks"));
+      return InvalidArgument("--blocks: got ids, expected engine or prompt: the trace has ",
+                             info.block_tokens == 0 ? "lengths only" : "token ids",
+                             ", no ids of blocks");
     }
     config.set_block_size(info.block_tokens);
   }
@@ -280,11 +281,10 @@ void CurveRun::InParallel(const std::vector<std::function<void()>>& tasks,
 absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
                       ProgressLine* progress, pb::CurveReport* report) {
   if (!CanBeReadAgain(config.trace()) && (options.mode == "schedule" || options.sample_paths > 0)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("TRACE: ", config.trace() == "-" ? "standard input" : "a pipe or device",
-                     " can be read once, and ",
-                     options.mode == "schedule" ? "--mode=schedule" : "--sample-paths",
-                     " reads the trace twice; name a file"));
+    return InvalidArgument("TRACE: ", config.trace() == "-" ? "standard input" : "a pipe or device",
+                           " can be read once, and ",
+                           options.mode == "schedule" ? "--mode=schedule" : "--sample-paths",
+                           " reads the trace twice; name a file");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto reader_options, MakeReaderOptions(config));
   KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenReplayTrace(config, reader_options));
@@ -315,7 +315,7 @@ absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
   progress->Clear();
   FillSums(order, report);
   if (order.num_requests == 0) {
-    return absl::FailedPreconditionError(
+    return FailedPrecondition(
         order.num_left_out == 0
             ? "the trace has no requests, or none was selected"
             : absl::StrCat("none of the ", order.num_left_out, " requests can run"));

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/kv_events.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
@@ -53,31 +54,33 @@ EventExport::~EventExport() = default;
 
 EngineObserver* EventExport::of_replica(size_t replica) { return replicas_[replica].get(); }
 
-void EventExport::AddOptions(OptionParser* options, const std::string& group) {
-  options->Add(
-      {.name = "--events",
-       .unit = "ENDPOINT",
-       .help = "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file "
-               "in its place records them for kvsim events",
-       .group = group,
-       .file = FileUse::kWritten},
-      &target_);
-  const auto text = [&](const char* name, const char* unit, const char* help) {
-    return OptionText{
-        .name = name, .unit = unit, .help = help, .group = group, .needs = "--events"};
-  };
-  options->Add(text("--events-replay", "ENDPOINT",
-                    "where subscribers can ask for the last 10,000 batches again"),
-               &replay_);
-  options->Add(text("--events-topic", "TOPIC", "of the messages [none]"), &topic_);
-  options->Add(
-      text("--events-pace", "FACTOR", "simulated seconds per second; 0: as fast as possible [0]"),
-      0.0, 1e9, &pace_);
-  options->Add(text("--events-subscribers", "N", "wait for N subscribers before the run [0]"), 0,
-               100'000, &num_subscribers_);
-  options->AddSeconds(text("--events-linger", "TIME",
-                           "keep answering subscribers for this long after the run [0s]"),
-                      0, 86400, &linger_seconds_);
+void EventExport::AddOptions(OptionParser* options) {
+  options
+      ->Add({"--events", "ENDPOINT",
+             "publish KV events as vLLM does, on a ZeroMQ endpoint (tcp://*:5557); a file in its "
+             "place records them for kvsim events"},
+            &target_)
+      .file = FileUse::kWritten;
+  const std::string needs = "--events";
+  options
+      ->Add({"--events-replay", "ENDPOINT",
+             "where subscribers can ask for the last 10,000 batches again"},
+            &replay_)
+      .needs = needs;
+  options->Add({"--events-topic", "TOPIC", "of the messages [none]"}, &topic_).needs = needs;
+  options
+      ->Add({"--events-pace", "FACTOR", "simulated seconds per second; 0: as fast as possible [0]"},
+            0.0, 1e9, &pace_)
+      .needs = needs;
+  options
+      ->Add({"--events-subscribers", "N", "wait for N subscribers before the run [0]"}, 0, 100'000,
+            &num_subscribers_)
+      .needs = needs;
+  options
+      ->AddSeconds({"--events-linger", "TIME",
+                    "keep answering subscribers for this long after the run [0s]"},
+                   0, 86400, &linger_seconds_)
+      .needs = needs;
 }
 
 absl::Status EventExport::Check() const {
@@ -87,11 +90,10 @@ absl::Status EventExport::Check() const {
           std::pair("--events-subscribers", num_subscribers_ > 0),
           std::pair("--events-linger", linger_seconds_ > 0)}) {
       if (is_given) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(option, " needs --events=ENDPOINT, got the file ", target_));
+        return InvalidArgument(option, " needs --events=ENDPOINT, got the file ", target_);
       }
     }
-    return IsStandardOutput(target_) ? absl::InvalidArgumentError(
+    return IsStandardOutput(target_) ? InvalidArgument(
                                            "--events: got standard output, expected a file or an "
                                            "endpoint: a log is no text")
                                      : absl::OkStatus();

@@ -2,7 +2,7 @@
 // recorded in a file. Several replicas publish as data-parallel ranks do, each on a port of its
 // own; in the file each is a source of its own.
 //
-//   export.AddOptions(options, "Output");
+//   export.AddOptions(options);
 //   export.Open(num_replicas);        // before the run, if it is asked for
 //   observers.push_back(export.of_replica(0)); ...  // of managers with enable_events
 //   export.Close();                   // after it
@@ -38,7 +38,7 @@ class EventExport {
   EventExport();
   ~EventExport();
 
-  void AddOptions(OptionParser* options, const std::string& group);
+  void AddOptions(OptionParser* options);
   // The file; empty if none is asked for.
   std::string file() const { return IsEndpoint(target_) ? "" : target_; }
   bool is_asked_for() const { return !target_.empty(); }

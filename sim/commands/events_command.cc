@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "events/sequence_tracker.h"
+#include "kvblocks/check.h"
 #include "kvblocks/kv_events.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/event_export.h"
@@ -52,14 +53,12 @@ class EventsCommand final : public Command {
  public:
   explicit EventsCommand(OptionParser* program)
       : Command(program->AddCommand("events", "Show, check and record KV events of an engine")) {
-    options_->Add({.name = "SOURCE", .help = "endpoint or recorded file", .is_required = true,
-                   .file = FileUse::kRead},
-                  &source_);
+    options_->Add({"SOURCE", "", "endpoint or recorded file", "", /*is_required=*/true}, &source_)
+        .file = FileUse::kRead;
     options_->AddRepeated({"--source", "ENDPOINT", "a further engine; may be given again"},
                           &further_);
     options_->AddRepeated({"--replay", "ENDPOINT",
-                           "where to ask for missing batches: of SOURCE, then of each "
-                           "--source"},
+                           "where to ask for missing batches: of SOURCE, then of each --source"},
                           &replay_);
     options_->Add({"--topic", "TOPIC", "topics that begin with it [all]"}, &topic_);
     options_->Add({"--medium", "NAME", "the medium to check [GPU]"}, &medium_);
@@ -68,14 +67,12 @@ class EventsCommand final : public Command {
     options_->AddSeconds({"--idle", "TIME", "stop when nothing came for this long"}, 0.001,
                          kMostSeconds, &idle_seconds_);
     options_->Add({"--batches", "N", "stop after N batches"}, 1, int64_t{1} << 60, &max_batches_);
-    options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file",
-                   .file = FileUse::kWritten},
-                  &record_);
-    options_->AddFlag({.name = "--show", .help = "print each event as it comes"}, &show_);
-    options_->AddFlag({.name = "--json",
-                       .help = "print batches as they come, and the report, as JSON: one object "
-                               "per line"},
-                      &json_);
+    options_->Add({"--record", "FILE", "write the messages to a file"}, &record_).file =
+        FileUse::kWritten;
+    options_->AddFlag({"--show", "", "print each event as it comes"}, &show_);
+    options_->AddFlag(
+        {"--json", "", "print batches as they come, and the report, as JSON: one object per line"},
+        &json_);
     options_->Add({"--color", "auto|always|never", "labels in bold [auto]"}, &color_);
     options_->set_footer(kEventsFooter);
   }
@@ -118,25 +115,23 @@ class EventsCommand final : public Command {
            {std::pair("--source", !further_.empty()), std::pair("--replay", !replay_.empty()),
             std::pair("--for", for_seconds_ > 0), std::pair("--idle", idle_seconds_ > 0)}) {
         if (is_given) {
-          return absl::InvalidArgumentError(
-              absl::StrCat(option, " needs an endpoint as SOURCE, got the file ", source_));
+          return InvalidArgument(option, " needs an endpoint as SOURCE, got the file ", source_);
         }
       }
     }
     is_live_ = IsEndpoint(source_);
     KVBLOCKS_ASSIGN_OR_RETURN(stdout_, OpenByteSink("-"));
     if (show_ && json_) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--json and --show: --json prints each event already; give one of them");
     }
     if (replay_.size() > further_.size() + 1) {
-      return absl::InvalidArgumentError(absl::StrCat("--replay: got ", replay_.size(),
-                                                     " endpoints for ", further_.size() + 1,
-                                                     " sources; give one for each at most"));
+      return InvalidArgument("--replay: got ", replay_.size(), " endpoints for ",
+                             further_.size() + 1, " sources; give one for each at most");
     }
     if (record_.empty()) return absl::OkStatus();
     if (IsStandardOutput(record_)) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--record: got standard output, which has the report; "
           "name a file");
     }
@@ -270,7 +265,7 @@ class EventsCommand final : public Command {
     while (WantsMore()) {
       auto message = reader.Next();
       if (!message.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(source_, ": ", message.status().message()));
+        return InvalidArgument(source_, ": ", message.status().message());
       }
       if (*message) {
         KVBLOCKS_RETURN_IF_ERROR(OnLogged(**message));
@@ -280,8 +275,8 @@ class EventsCommand final : public Command {
       if (size == 0) {
         return reader.is_complete()
                    ? absl::OkStatus()
-                   : absl::InvalidArgumentError(absl::StrCat(
-                         source_, ": ends inside a message; it was not written to its end"));
+                   : InvalidArgument(source_,
+                                     ": ends inside a message; it was not written to its end");
       }
       reader.Feed({buffer.data(), size});
       progress_->UpdateReading({source->bytes_read(), source->bytes_total()}, num_batches_, 0,
@@ -298,9 +293,9 @@ class EventsCommand final : public Command {
     if (found == logged_.end()) {
       const int64_t most = events::EventSubscriber::Options().max_streams;
       if (static_cast<int64_t>(streams_.size()) == most) {
-        return absl::InvalidArgumentError(absl::StrCat(
+        return InvalidArgument(
             source_, ": got more than ", most,
-            " streams of a source and a topic, expected at most as many as are recorded"));
+            " streams of a source and a topic, expected at most as many as are recorded");
       }
       const events::HolderId id =
           AddStream(message.topic.empty() ? message.source

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/fleet_input.h"
 #include "sim/commands/fleet_replay.h"
@@ -66,8 +67,9 @@ class ExplainCommand final : public Command {
     options_->Add({"--request", "ID", "one request: its id, row:N (from 0) or line:N (from 1)"},
                   &request_);
     options_->Add({"--top", "N", "requests listed without --request [10]"}, 0, kMaxTop, &top_);
-    output_.AddJson(options_, "Output");
-    output_.AddTerminal(options_, "Output", "no progress line");
+    options_->BeginGroup("Output");
+    output_.AddJson(options_);
+    output_.AddTerminal(options_, "no progress line");
     input_.AddOptions();
     options_->set_footer(kExplainFooter);
   }
@@ -99,7 +101,7 @@ absl::Status NoSuchRequest(const std::string& text, const RequestSelector& selec
   const std::string suggestion =
       selector.id().empty() ? std::string() : SuggestName(selector.id(), life.ids());
   if (!suggestion.empty()) absl::StrAppend(&message, "; ", suggestion);
-  return absl::InvalidArgumentError(message);
+  return InvalidArgument(message);
 }
 
 // Keeps one decision of a router.
@@ -169,7 +171,7 @@ absl::Status ExplainCommand::ExplainRouting(const ReplayConfig& config, FleetRep
                                             const RequestSelector& selector,
                                             pb::RoutingExplanation* out) {
   if (IsSplit(config)) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--prefill-replicas and --decode-replicas: kvsim explain has no words for requests that "
         "are handed over; leave them out");
   }
@@ -230,7 +232,7 @@ absl::StatusOr<ExitStatus> ExplainCommand::Execute() {
   KVBLOCKS_RETURN_IF_ERROR(input_.CheckUses(config));
   if (replay->is_fleet()) {
     if (!selector) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--replicas or --data-parallel above 1 needs --request, the one whose way is explained");
     }
     pb::RoutingExplanation routing;

@@ -40,7 +40,7 @@ absl::StatusOr<RouterKind> KindOf(const ReplayConfig& config) {
   }
   const auto kind = ParseRouter(config.router());
   if (kind.ok()) return kind;
-  return absl::InvalidArgumentError(absl::StrCat("--router: ", kind.status().message()));
+  return InvalidArgument("--router: ", kind.status().message());
 }
 
 // "requests:64,tokens:100000".
@@ -164,10 +164,9 @@ bool IsFleet(const ReplayConfig& config) {
 
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
-    return absl::InvalidArgumentError(
-        config.data_parallel() > 1
-            ? absl::StrCat("data_parallel: got ", config.data_parallel(),
-                           ", expected 1: this command runs one engine")
+    return InvalidArgument(
+        config.data_parallel() > 1 ? absl::StrCat("data_parallel: got ", config.data_parallel(),
+                                                  ", expected 1: this command runs one engine")
         : IsSplit(config)
             ? std::string("prefill_replicas and decode_replicas are for several replicas: this "
                           "command runs one")
@@ -181,9 +180,8 @@ absl::Status RefuseFleet(const ReplayConfig& config) {
   }
   const ReplayOption* option = RouterOptionIn(config);
   if (option == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat(option->name(), ": got \"", ValueText(config, option->field),
-                   "\", expected none: this command runs one replica"));
+  return InvalidArgument(option->name(), ": got \"", ValueText(config, option->field),
+                         "\", expected none: this command runs one replica");
 }
 
 absl::StatusOr<FleetOptions> MakeFleetOptions(const ReplayConfig& config) {
@@ -267,14 +265,14 @@ absl::StatusOr<FleetOptions> MakeHandoverOptions(const ReplaySetup& setup) {
   options.max_local_tokens = config.local_tokens();
   if (status = RefuseTiers(setup); !status.ok()) return status;
   if (setup.block_bytes == 0) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "the native layout has no blocks of one size to transfer; choose another --layout");
   }
   const auto& groups = setup.simulation.kv_cache.groups;
-  if (std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& group) {
+  if (std::ranges::any_of(groups, [](const KvCacheGroup& group) {
         return group.spec.kind() == KvCacheSpecKind::kCrossAttention;
       })) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--prefill-replicas and --decode-replicas: got groups of cross attention, expected none: "
         "what encoders made is not transferred");
   }
@@ -334,8 +332,8 @@ absl::Status ParseKind(const std::string& part, ReplicaKind* kind) {
   if (first.find_first_not_of("0123456789") == std::string::npos) {
     const auto most = static_cast<int64_t>(Fleet::kMostReplicas);
     if (!absl::SimpleAtoi(first, &kind->count) || kind->count < 1 || kind->count > most) {
-      return absl::InvalidArgumentError(absl::StrCat("got ", first.empty() ? "nothing" : first,
-                                                     " replicas, expected 1 to ", most));
+      return InvalidArgument("got ", first.empty() ? "nothing" : first, " replicas, expected 1 to ",
+                             most);
     }
     settings = colon == std::string::npos ? "" : part.substr(colon + 1);
     if (settings.empty()) return absl::OkStatus();
@@ -343,17 +341,16 @@ absl::Status ParseKind(const std::string& part, ReplicaKind* kind) {
   for (const std::string& setting : SplitSettings(settings)) {
     const size_t equals = setting.find('=');
     if (equals == std::string::npos) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("got \"", setting, "\", expected OPTION=VALUE, like device=h200"));
+      return InvalidArgument("got \"", setting, "\", expected OPTION=VALUE, like device=h200");
     }
     const std::string value = setting.substr(equals + 1);
     const auto field = OptionField(setting.substr(0, equals));
     if (!field.ok()) return field.status();
     if (!IsOfOneReplica(*field)) {
-      return absl::InvalidArgumentError(absl::StrCat(
+      return InvalidArgument(
           FlagName(*field), ": got \"", value,
           "\", expected none here: all replicas have the same; "
-          "what may differ are options of pool, scheduler, drafts, model, device and time"));
+          "what may differ are options of pool, scheduler, drafts, model, device and time");
     }
     if (absl::Status status = SetOption(*field, value, &kind->given); !status.ok()) return status;
     absl::StrAppend(&kind->options, kind->options.empty() ? "" : " ", FlagName(*field).substr(2),
@@ -377,19 +374,18 @@ absl::StatusOr<std::vector<ReplicaKind>> ReplicaKinds(const ReplayConfig& config
   for (size_t i = 0; i < parts.size(); ++i) {
     ReplicaKind kind = {.config = config};
     if (absl::Status status = ParseKind(parts[i], &kind); !status.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--replica, part ", i + 1, " \"", parts[i], "\": ", status.message()));
+      return InvalidArgument("--replica, part ", i + 1, " \"", parts[i], "\": ", status.message());
     }
     sum += kind.count;
     kinds.push_back(std::move(kind));
   }
   if (sum > static_cast<int64_t>(Fleet::kMostReplicas)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--replica: got ", sum, " replicas, expected at most ", Fleet::kMostReplicas));
+    return InvalidArgument("--replica: got ", sum, " replicas, expected at most ",
+                           Fleet::kMostReplicas);
   }
   if (config.replicas() > 1 && config.replicas() != sum) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--replicas: got ", config.replicas(), ", expected ", sum, " as --replica lists, or none"));
+    return InvalidArgument("--replicas: got ", config.replicas(), ", expected ", sum,
+                           " as --replica lists, or none");
   }
   return kinds;
 }

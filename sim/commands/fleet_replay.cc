@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/replay_notes.h"
 #include "sim/report/metrics.h"
@@ -78,13 +79,13 @@ absl::Status FleetReplay::MakeFleet() {
   std::optional<FleetOptions> of_roles;
   if (IsSplit(config_)) {
     if (config_.prefill_replicas() == 0 || config_.decode_replicas() == 0) {
-      return absl::InvalidArgumentError(config_.prefill_replicas() == 0
-                                            ? "--decode-replicas needs --prefill-replicas (got 0)"
-                                            : "--prefill-replicas needs --decode-replicas (got 0)");
+      return InvalidArgument(config_.prefill_replicas() == 0
+                                 ? "--decode-replicas needs --prefill-replicas (got 0)"
+                                 : "--prefill-replicas needs --decode-replicas (got 0)");
     }
     if (config_.replicas() > 1 || !config_.replica().empty() || config_.data_parallel() > 1 ||
         AsksForScaling(config_)) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--prefill-replicas and --decode-replicas: set next to --replicas, --replica, "
           "--data-parallel, --scale or --scale-rule, expected one or the other");
     }
@@ -102,9 +103,8 @@ absl::Status FleetReplay::MakeFleet() {
 
 absl::Status FleetReplay::CheckRanks() {
   if (kind_of_.size() > Fleet::kMostReplicas) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--data-parallel: got ", kind_of_.size(), " ranks in all, expected at most ",
-                     Fleet::kMostReplicas));
+    return InvalidArgument("--data-parallel: got ", kind_of_.size(),
+                           " ranks in all, expected at most ", Fleet::kMostReplicas);
   }
   if (options_.ranks.empty()) {
     if (options_.router.kind != RouterKind::kDataParallel) return absl::OkStatus();
@@ -114,14 +114,14 @@ absl::Status FleetReplay::CheckRanks() {
   // The engine's own balancer, unless a router is to choose the rank.
   if (config_.router().empty()) options_.router.kind = RouterKind::kDataParallel;
   if (!options_.scaling.is_used()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
+  return InvalidArgument(
       "--data-parallel: set next to --scale or --scale-rule, expected one or the other: ranks of a "
       "replica start and stop together, which is not modelled");
 }
 
 // Replicas that share a tier must have the same tiers, with chunks of the same bytes.
 absl::Status FleetReplay::CheckSharedTiers() const {
-  const bool shares = std::any_of(kinds_.begin(), kinds_.end(), [](const Kind& kind) {
+  const bool shares = std::ranges::any_of(kinds_, [](const Kind& kind) {
     return kind.setup.tiers && kind.setup.tiers->tiers.back().is_shared;
   });
   const ReplaySetup& first = kinds_.front().setup;
@@ -130,11 +130,11 @@ absl::Status FleetReplay::CheckSharedTiers() const {
     const bool is_alike = own.config.tier() == first.config.tier() && own.tiers && first.tiers &&
                           own.tiers->group_block_bytes == first.tiers->group_block_bytes;
     if (!shares || is_alike) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("--tier: got \"", own.config.tier(), "\" for replicas with ",
-                     kind.asked.options, ", and \"", first.config.tier(),
-                     "\" for the first: a shared tier takes the same tiers, and blocks of the "
-                     "same bytes, for all replicas"));
+    return InvalidArgument(
+        "--tier: got \"", own.config.tier(), "\" for replicas with ", kind.asked.options,
+        ", and \"", first.config.tier(),
+        "\" for the first: a shared tier takes the same tiers, and blocks of the "
+        "same bytes, for all replicas");
   }
   return absl::OkStatus();
 }
@@ -302,8 +302,7 @@ void FleetReplay::Fill(const TraceReader& reader, ::kvblocks::report::v1::Report
     if (r > 0 && result_.replicas[r].num_arrived == 0) continue;
     // What holds for one replica and what holds for the trace; said once.
     for (const std::string& note : one->notes()) {
-      if (std::find(report->notes().begin(), report->notes().end(), note) ==
-          report->notes().end()) {
+      if (std::ranges::find(report->notes(), note) == report->notes().end()) {
         report->add_notes(note);
       }
     }

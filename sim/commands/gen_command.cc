@@ -10,6 +10,7 @@
 #include "absl/strings/str_split.h"
 #include "checks/field_error.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/config_source.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/option_table.h"
@@ -62,8 +63,7 @@ absl::Status ParseLength(const std::string& flag, const std::string& text,
   bool ok = parts.size() <= 2;
   for (size_t i = 0; ok && i < parts.size(); ++i) ok = absl::SimpleAtod(parts[i], &values[i]);
   if (!ok) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": got \"", text, "\", expected a number, or MEDIAN:P90"));
+    return InvalidArgument(flag, ": got \"", text, "\", expected a number, or MEDIAN:P90");
   }
   if (parts.size() == 1) {
     shape->set_fixed(values[0]);
@@ -74,38 +74,41 @@ absl::Status ParseLength(const std::string& flag, const std::string& text,
   const absl::Status status =
       CheckDistribution(*shape, 0, static_cast<double>(kMostPromptTokens));
   if (status.ok()) return status;
-  return absl::InvalidArgumentError(absl::StrCat(flag, ": ", status.message()));
+  return InvalidArgument(flag, ": ", status.message());
 }
 
 class GenCommand final : public Command {
  public:
   explicit GenCommand(OptionParser* program)
       : Command(program->AddCommand("gen", "Make a workload")) {
-    options_->Add({.name = "SPEC", .help = "specification; - is standard input",
-                   .file = FileUse::kRead}, &spec_);
-    options_->Add({.name = "-o,--output", .unit = "FILE", .help = "file to write; - is standard "
-                   "output; compressed if its name ends in .gz or .zst",
-                   .file = FileUse::kWritten}, &output_);
+    options_->Add({"SPEC", "", "specification; - is standard input"}, &spec_).file = FileUse::kRead;
+    options_
+        ->Add({"-o,--output", "FILE",
+               "file to write; - is standard output; compressed if its name ends in .gz or "
+               ".zst"},
+              &output_)
+        .file = FileUse::kWritten;
     options_->Add({"--to", "native|mooncake|csv|oracle|spec",
                    "form to write [native]; spec: what it is made from"},
                   &to_);
-    options_->Add({.name = "--like", .unit = "TRACE",
-                   .help = "reuse prefixes as this trace does; nothing of its content is kept",
-                   .file = FileUse::kRead},
-                  &like_);
-    options_->AddFlag({.name = "--check", .help = "with --like: print the hit rates of both, for "
-                       "all pool sizes"}, &check_);
+    options_
+        ->Add({"--like", "TRACE",
+               "reuse prefixes as this trace does; nothing of its content is kept"},
+              &like_)
+        .file = FileUse::kRead;
+    options_->AddFlag(
+        {"--check", "", "with --like: print the hit rates of both, for all pool sizes"}, &check_);
     options_->Add({"--seed", "N",
-                   "other random numbers [1; with --like the one of "
-                   "the first few that comes nearest to the trace]"},
+                   "other random numbers [1; with --like the one of the first few that comes "
+                   "nearest to the trace]"},
                   0, INT64_MAX, &seed_);
     options_->Add({"--requests", "N",
                    "how many, of whole sessions but for the last ones; with --like: as many as "
                    "the trace has [1000]"},
                   1, kMostCount, &requests_);
-    options_->AddFlag({.name = "--quiet", .help = "say nothing about what was made"}, &quiet_);
-    const auto chat = [this](OptionText option, std::optional<std::string>* value) {
-      option.group = "Chat";
+    options_->AddFlag({"--quiet", "", "say nothing about what was made"}, &quiet_);
+    options_->BeginGroup("Chat");
+    const auto chat = [this](const OptionText& option, std::optional<std::string>* value) {
       options_->Add(option, value);
       chat_options_.push_back({option.name, value});
     };
@@ -130,9 +133,8 @@ class GenCommand final : public Command {
     if (!workload.has_fit() && (requests_ > 0 || spec_.empty())) KeepSessionsWhole(&workload);
     const std::string text = PrintWorkload(workload);
     if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
-      return absl::ResourceExhaustedError(absl::StrCat("specification: got ", text.size(),
-                                                       " bytes, expected at most ", kMaxConfigBytes,
-                                                       " (--limit reads less of the trace)"));
+      return ResourceExhausted("specification: got ", text.size(), " bytes, expected at most ",
+                               kMaxConfigBytes, " (--limit reads less of the trace)");
     }
     if (output_) {
       const absl::Status status =
@@ -155,38 +157,35 @@ class GenCommand final : public Command {
  private:
   absl::Status CheckOptions() const {
     if (!output_ && !check_) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--output: got nothing, expected the file to write (-o FILE; - is standard output)");
     }
     if (check_ && !like_) {
-      return absl::InvalidArgumentError("--check: got no --like, expected the trace to check with");
+      return InvalidArgument("--check: got no --like, expected the trace to check with");
     }
     if (check_ && output_ == "-") {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--check: got --output=-, expected another file, as the table goes to standard output");
     }
     if (check_ && !CanBeReadAgain(*like_)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--check: got --like=", *like_, ", expected a file, which can be read twice"));
+      return InvalidArgument("--check: got --like=", *like_,
+                             ", expected a file, which can be read twice");
     }
     if (!spec_.empty() && like_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--like: got it beside ", spec_, ", expected the one or the other"));
+      return InvalidArgument("--like: got it beside ", spec_, ", expected the one or the other");
     }
     std::vector<const google::protobuf::FieldDescriptor*> of_trace;
     given_.GetReflection()->ListFields(given_, &of_trace);
     if (!of_trace.empty() && !like_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(FlagName(std::string(of_trace.front()->name())),
-                       " needs --like, whose trace it is about"));
+      return InvalidArgument(FlagName(std::string(of_trace.front()->name())),
+                             " needs --like, whose trace it is about");
     }
     for (const ChatOption& option : chat_options_) {
       if (!option.value->has_value() || (spec_.empty() && !like_)) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat(option.name, ": got \"", **option.value, "\" beside ",
-                       like_ ? "--like" : spec_,
-                       ", expected none of the options of a chat (write it into a specification: "
-                       "--to=spec)"));
+      return InvalidArgument(
+          option.name, ": got \"", **option.value, "\" beside ", like_ ? "--like" : spec_,
+          ", expected none of the options of a chat (write it into a specification: "
+          "--to=spec)");
     }
     return absl::OkStatus();
   }
@@ -243,8 +242,8 @@ class GenCommand final : public Command {
       KVBLOCKS_RETURN_IF_ERROR(
           ParseLength("--think", think_.value_or("20:90"), kind.mutable_think_s()));
     } else if (think_) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "--think: got \"", *think_, "\" for sessions of one turn, expected --turns above 1"));
+      return InvalidArgument("--think: got \"", *think_,
+                             "\" for sessions of one turn, expected --turns above 1");
     }
     if (system_) {
       wl::Kind::System& system = *kind.mutable_system();
@@ -252,8 +251,8 @@ class GenCommand final : public Command {
       system.set_alpha(1);
       KVBLOCKS_RETURN_IF_ERROR(ParseLength("--system", *system_, system.mutable_tokens()));
     } else if (groups_) {
-      return absl::InvalidArgumentError(absl::StrCat("--groups: got \"", *groups_,
-                                                     "\" without a length, expected --system"));
+      return InvalidArgument("--groups: got \"", *groups_,
+                             "\" without a length, expected --system");
     }
     // The fields are named as in a specification; these are options.
     wl::Workload complete = workload;
@@ -269,8 +268,7 @@ class GenCommand final : public Command {
   }
 
   static absl::Status NoNumber(const char* flag, const std::string& text) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(flag, ": got \"", text, "\", expected a number"));
+    return InvalidArgument(flag, ": got \"", text, "\", expected a number");
   }
 
   absl::Status WriteRequests(const wl::Workload& workload, const std::string& text) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/config_source.h"
 #include "kvblocks/model_facts.h"
 #include "sim/commands/option_table.h"
@@ -125,10 +126,9 @@ absl::StatusOr<Catalogue> LoadCatalogue(const ReplayConfig& config) {
 
 absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   if (config.tensor_parallel() % config.decode_context_parallel() != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--decode-context-parallel: got ", config.decode_context_parallel(),
-                     ", expected a divisor of --tensor-parallel, which is ",
-                     config.tensor_parallel()));
+    return InvalidArgument("--decode-context-parallel: got ", config.decode_context_parallel(),
+                           ", expected a divisor of --tensor-parallel, which is ",
+                           config.tensor_parallel());
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
   ModelOnDevice found;
@@ -210,7 +210,7 @@ std::optional<int64_t> LeastBesideModel(const ReplayConfig& config, const ModelO
   left.set_kv_memory(0);
   const auto bytes = CacheBytes(left, hardware);
   if (!bytes.ok()) return std::nullopt;
-  return *std::min_element(bytes->begin(), bytes->end());
+  return *std::ranges::min_element(*bytes);
 }
 
 std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& hardware) {
@@ -218,7 +218,7 @@ std::string DescribeCacheBytes(const ReplayConfig& config, const ModelOnDevice& 
   const int64_t num_stages = config.pipeline_parallel();
   int64_t stage = 0;
   if (const auto bytes = CacheBytes(config, hardware); bytes.ok()) {
-    stage = std::min_element(bytes->begin(), bytes->end()) - bytes->begin();
+    stage = std::ranges::min_element(*bytes) - bytes->begin();
   }
   const std::string memory = DescribeMemory(MemoryOf(config, hardware, stage),
                                             NumLinkedRanks(config, hardware));
@@ -271,10 +271,9 @@ absl::Status ChooseLimits(const DeviceFacts& device, ReplayConfig* config) {
     }
   }
   if (config->max_num_seqs() > config->max_num_batched_tokens()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-num-seqs: got ", config->max_num_seqs(),
-                     ", expected at most --max-num-batched-tokens, which is ",
-                     config->max_num_batched_tokens()));
+    return InvalidArgument("--max-num-seqs: got ", config->max_num_seqs(),
+                           ", expected at most --max-num-batched-tokens, which is ",
+                           config->max_num_batched_tokens());
   }
   return absl::OkStatus();
 }
@@ -322,7 +321,7 @@ absl::Status ToStatus(const std::vector<PlanError>& errors) {
     absl::StrAppend(&text, text.empty() ? "" : "; ", PlanErrorName(error.code), ": ",
                     error.message);
   }
-  return absl::InvalidArgumentError(text);
+  return InvalidArgument(text);
 }
 
 namespace {
@@ -385,9 +384,9 @@ absl::StatusOr<DrafterSetup> DrafterOf(const ReplayConfig& config, const ModelFa
   const Drafter kind = ParseDrafter(config.drafter()).value_or(Drafter::kNgram);
   const bool is_model = kind == Drafter::kDraftModel || kind == Drafter::kParallelDraftModel;
   if (!config.draft_model().empty() && !is_model) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--draft-model: got ", config.draft_model(), " with --drafter=", config.drafter(),
-        ", expected draft_model or parallel_draft_model"));
+    return InvalidArgument("--draft-model: got ", config.draft_model(),
+                           " with --drafter=", config.drafter(),
+                           ", expected draft_model or parallel_draft_model");
   }
   DrafterSetup drafter;
   const int64_t num_drafts = config.num_draft_tokens();

@@ -312,8 +312,7 @@ int64_t NumDraftLayers(const ReplayConfig& config) {
   EXPECT_TRUE(hardware.ok()) << hardware.status();
   const auto layers = LayerCachesOf(config, hardware->model);
   EXPECT_TRUE(layers.ok()) << layers.status();
-  return std::count_if(layers->begin(), layers->end(),
-                       [](const LayerCache& layer) { return layer.is_draft; });
+  return std::ranges::count_if(*layers, [](const LayerCache& layer) { return layer.is_draft; });
 }
 
 TEST(DrafterModelTest, KindsHaveTheirPassesAndLayers) {

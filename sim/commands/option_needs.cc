@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
 
@@ -44,7 +45,7 @@ struct Term {
     const std::string value = ValueIn(config);
     if (sign == '=') {
       const std::vector<std::string> choices = absl::StrSplit(wanted, '|');
-      return std::count(choices.begin(), choices.end(), value) > 0;
+      return std::ranges::count(choices, value) > 0;
     }
     if (sign == '~') return absl::StrContains(value, wanted);
     double number = 0, limit = 0;
@@ -96,7 +97,7 @@ std::vector<Term> TermsOf(const std::string& condition) {
 const std::string* Missing(const ReplayOption& option, const ReplayConfig& config) {
   for (const std::string& condition : option.setting->needs()) {
     const std::vector<Term> terms = TermsOf(condition);
-    if (std::none_of(terms.begin(), terms.end(), [&](const Term& t) { return t.Holds(config); })) {
+    if (std::ranges::none_of(terms, [&](const Term& t) { return t.Holds(config); })) {
       return &condition;
     }
   }
@@ -111,7 +112,7 @@ absl::Status Refuse(const ReplayOption& option, const std::string& condition,
   std::string text = absl::StrCat(FlagName(option.name()), " needs ", Enumerated(words));
   const std::string got = terms.front().ValueIn(config);
   if (terms.size() == 1) absl::StrAppend(&text, " (got ", got.empty() ? "none" : got, ")");
-  return absl::InvalidArgumentError(text);
+  return InvalidArgument(text);
 }
 
 bool IsChanged(const ReplayConfig& config, const ReplayOption& option) {
@@ -121,9 +122,9 @@ bool IsChanged(const ReplayConfig& config, const ReplayOption& option) {
 // "host:4TiB:read=24GB/s:shared".
 bool HasSharedTier(const ReplayConfig& config) {
   const std::vector<std::string> tiers = absl::StrSplit(config.tier(), ',');
-  return std::any_of(tiers.begin(), tiers.end(), [](const std::string& tier) {
+  return std::ranges::any_of(tiers, [](const std::string& tier) {
     const std::vector<std::string> parts = absl::StrSplit(tier, ':');
-    return std::count(parts.begin(), parts.end(), "shared") > 0;
+    return std::ranges::count(parts, "shared") > 0;
   });
 }
 
@@ -161,14 +162,12 @@ absl::Status CheckOptionUses(const std::vector<const ReplayConfig*>& configs,
   for (const ReplayOption& option : ReplayOptions()) {
     if (!asked.GetReflection()->HasField(asked, option.field) || !IsChanged(asked, option))
       continue;
-    const bool is_used =
-        std::any_of(configs.begin(), configs.end(), [&](const ReplayConfig* config) {
-          const auto kinds = ReplicaKinds(*config);
-          if (!kinds.ok()) return true;  // reported elsewhere
-          return std::any_of(kinds->begin(), kinds->end(), [&](const ReplicaKind& kind) {
-            return Missing(option, kind.config) == nullptr;
-          });
-        });
+    const bool is_used = std::ranges::any_of(configs, [&](const ReplayConfig* config) {
+      const auto kinds = ReplicaKinds(*config);
+      if (!kinds.ok()) return true;  // reported elsewhere
+      return std::ranges::any_of(
+          *kinds, [&](const ReplicaKind& kind) { return Missing(option, kind.config) == nullptr; });
+    });
     if (!is_used) return Refuse(option, *Missing(option, *configs.front()), *configs.front());
   }
   return absl::OkStatus();

@@ -52,7 +52,7 @@ OptionParser::Setter CheckedText(const OptionText& option,
   std::vector<std::string> choices;
   if (absl::StrContains(option.unit, '|')) choices = absl::StrSplit(option.unit, '|');
   return [choices, store = std::move(store)](const std::string& text) -> std::string {
-    if (!choices.empty() && std::count(choices.begin(), choices.end(), text) == 0) {
+    if (!choices.empty() && std::ranges::count(choices, text) == 0) {
       return absl::StrCat("got \"", text, "\", expected one of ", absl::StrJoin(choices, ", "));
     }
     store(text);
@@ -75,7 +75,7 @@ std::string UnknownFlag(int argc, char** argv, const std::vector<std::string>& k
     const std::string argument = argv[i];
     if (argument.compare(0, 2, "--") != 0) continue;
     const std::string name = argument.substr(0, argument.find('='));
-    if (std::find(known.begin(), known.end(), name) == known.end()) return name;
+    if (std::ranges::find(known, name) == known.end()) return name;
   }
   return "";
 }
@@ -167,15 +167,18 @@ struct OptionParser::Impl {
   std::vector<DeclaredOption> declared = {};
   std::vector<CLI::Option*> made = {};  // beside them
   std::function<void()> later = nullptr;
-  std::string more = {}, footer = {};
+  std::string group = "Options", more = {}, footer = {};
 
   void AddAll() {
     if (const auto add = std::exchange(later, nullptr)) add();
   }
 
-  void Declare(const OptionText& text, CLI::Option* option, bool takes_value, bool is_negatable) {
+  OptionText& Declare(const OptionText& text, CLI::Option* option, bool takes_value,
+                      bool is_negatable) {
     declared.push_back({text, takes_value, is_negatable});
+    if (text.group.empty()) declared.back().text.group = group;
     made.push_back(option);
+    return declared.back().text;
   }
 
   std::string Help(bool lists_all, const std::string& program) {
@@ -217,9 +220,11 @@ struct OptionParser::Impl {
   }
 
   // Calls `set` for each value given.
-  CLI::Option* Add(const OptionText& option, Setter set, bool is_repeated = false) {
-    CLI::callback_t callback = [this, name = FirstName(option), file = option.file, is_repeated,
+  OptionText& Add(const OptionText& option, Setter set, bool is_repeated = false) {
+    CLI::callback_t callback = [this, index = declared.size(), is_repeated,
                                 set = std::move(set)](const CLI::results_t& texts) {
+      const FileUse file = declared[index].text.file;
+      const std::string name = FirstName(declared[index].text);
       if (!is_repeated && texts.size() > 1) {
         throw CLI::ValidationError(absl::StrCat(name, ": got ", texts.size(), " values, \"",
                                                 texts[0], "\" and \"", texts[1],
@@ -235,11 +240,9 @@ struct OptionParser::Impl {
     };
     CLI::Option* added = app->add_option(option.name, std::move(callback), option.help)
                              ->type_name(option.unit)
-                             ->group(option.group)
                              ->required(option.is_required);
-    Declare(option, added, /*takes_value=*/true, /*is_negatable=*/false);
     if (option.name[0] == '-') added->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-    return added;
+    return Declare(option, added, /*takes_value=*/true, /*is_negatable=*/false);
   }
 };
 
@@ -264,22 +267,26 @@ OptionParser* OptionParser::AddCommand(const std::string& name, const std::strin
   return impl_->children.back().get();
 }
 
-void OptionParser::Add(const OptionText& option, Setter set) { impl_->Add(option, std::move(set)); }
+void OptionParser::BeginGroup(const std::string& group) { impl_->group = group; }
 
-void OptionParser::Add(const OptionText& option, std::string* value) {
-  impl_->Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
+OptionText& OptionParser::Add(const OptionText& option, Setter set) {
+  return impl_->Add(option, std::move(set));
 }
 
-void OptionParser::Add(const OptionText& option, std::optional<std::string>* value) {
-  impl_->Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
+OptionText& OptionParser::Add(const OptionText& option, std::string* value) {
+  return Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
 }
 
-void OptionParser::Add(const OptionText& option, int64_t low, int64_t high, int64_t* value) {
-  impl_->Add(option, [=](const std::string& text) { return SetInteger(text, low, high, value); });
+OptionText& OptionParser::Add(const OptionText& option, std::optional<std::string>* value) {
+  return Add(option, CheckedText(option, [value](const std::string& text) { *value = text; }));
 }
 
-void OptionParser::Add(const OptionText& option, double low, double high, double* value) {
-  impl_->Add(option, [=](const std::string& text) -> std::string {
+OptionText& OptionParser::Add(const OptionText& option, int64_t low, int64_t high, int64_t* value) {
+  return Add(option, [=](const std::string& text) { return SetInteger(text, low, high, value); });
+}
+
+OptionText& OptionParser::Add(const OptionText& option, double low, double high, double* value) {
+  return Add(option, [=](const std::string& text) -> std::string {
     double number;
     if (!absl::SimpleAtod(text, &number) || !(number >= low && number <= high)) {
       return absl::StrCat("got \"", text, "\", expected a number from ", low, " to ", high);
@@ -289,8 +296,9 @@ void OptionParser::Add(const OptionText& option, double low, double high, double
   });
 }
 
-void OptionParser::AddSeconds(const OptionText& option, double low, double high, double* seconds) {
-  impl_->Add(option, [=](const std::string& text) -> std::string {
+OptionText& OptionParser::AddSeconds(const OptionText& option, double low, double high,
+                                     double* seconds) {
+  return Add(option, [=](const std::string& text) -> std::string {
     const auto time = ParseDuration(text);
     const double value =
         time.ok() ? static_cast<double>(*time) / static_cast<double>(kSecond) : -1.0;
@@ -303,52 +311,43 @@ void OptionParser::AddSeconds(const OptionText& option, double low, double high,
   });
 }
 
-void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
-  AddRepeated(option, CheckedText(option, [values](const std::string& text) {
-                values->push_back(text);
-              }));
+OptionText& OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
+  return AddRepeated(
+      option, CheckedText(option, [values](const std::string& text) { values->push_back(text); }));
 }
 
-void OptionParser::AddRepeated(const OptionText& option, Setter set) {
-  impl_->Add(option, std::move(set), /*is_repeated=*/true);
+OptionText& OptionParser::AddRepeated(const OptionText& option, Setter set) {
+  return impl_->Add(option, std::move(set), /*is_repeated=*/true);
 }
 
-void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
-                           std::vector<int64_t>* values) {
-  impl_
-      ->Add(option,
-            [=](const std::string& text) {
-              return SetInteger(text, low, high, &values->emplace_back());
-            },
-            /*is_repeated=*/true)
-      ->expected(1, CLI::detail::expected_max_vector_size)
-      ->allow_extra_args();
+OptionText& OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
+                                  std::vector<int64_t>* values) {
+  OptionText& added = AddRepeated(option, [=](const std::string& text) {
+    return SetInteger(text, low, high, &values->emplace_back());
+  });
+  impl_->made.back()->expected(1, CLI::detail::expected_max_vector_size)->allow_extra_args();
+  return added;
 }
 
-void OptionParser::AddFlag(const OptionText& option, bool* value) {
-  CLI::Option* added = impl_->app
-                           ->add_flag_callback(
-                               option.name, [value] { *value = true; }, option.help)
-                           ->group(option.group);
-  impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/false);
+OptionText& OptionParser::AddFlag(const OptionText& option, bool* value) {
+  CLI::Option* added = impl_->app->add_flag_callback(
+      option.name, [value] { *value = true; }, option.help);
+  return impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/false);
 }
 
-void OptionParser::AddFlag(const OptionText& option, std::function<void(bool)> set) {
-  CLI::Option* added =
-      impl_->app
-          ->add_flag_function(
-              absl::StrCat(option.name, ",!--no-", option.name.substr(2)),
-              [set = std::move(set)](int64_t count) { set(count > 0); }, option.help)
-          ->group(option.group)
-          ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/true);
+OptionText& OptionParser::AddFlag(const OptionText& option, std::function<void(bool)> set) {
+  CLI::Option* added = impl_->app->add_flag_function(
+      absl::StrCat(option.name, ",!--no-", option.name.substr(2)),
+      [set = std::move(set)](int64_t count) { set(count > 0); }, option.help);
+  added->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  return impl_->Declare(option, added, /*takes_value=*/false, /*is_negatable=*/true);
 }
 
 void OptionParser::AddLater(std::function<void()> add) { impl_->later = std::move(add); }
 
 void OptionParser::ShowOnly(const std::vector<std::string>& names) {
   for (DeclaredOption& option : impl_->declared) {
-    option.text.is_common = std::count(names.begin(), names.end(), FirstName(option.text)) > 0;
+    option.text.is_common = std::ranges::count(names, FirstName(option.text)) > 0;
   }
 }
 

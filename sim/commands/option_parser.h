@@ -34,7 +34,7 @@ struct OptionText {
   // Shown after the name; of texts with few values all of them: "a|b|c".
   std::string unit = {};
   std::string help = {};
-  std::string group = "Options";  // heading in the help
+  std::string group = {};  // heading in the help; empty: that of BeginGroup
   bool is_required = false;
   bool is_common = true;    // listed by --help; --help=all lists all
   std::string needs = {};   // options with commas between them, without which this one does nothing
@@ -63,22 +63,27 @@ class OptionParser {
   // Lives as long as this. Of several commands one is chosen.
   OptionParser* AddCommand(const std::string& name, const std::string& description);
 
+  // The heading of options that are added from now on; at first "Options".
+  void BeginGroup(const std::string& group);
+  // Each gives what was declared, until the next one is added:
+  //   options->Add({"--steps", "FILE", "one row per step"}, &steps).file = FileUse::kWritten;
   // Options with one value.
-  void Add(const OptionText& option, Setter set);
-  void Add(const OptionText& option, std::string* value);
-  void Add(const OptionText& option, std::optional<std::string>* value);
-  void Add(const OptionText& option, int64_t low, int64_t high, int64_t* value);
-  void Add(const OptionText& option, double low, double high, double* value);
+  OptionText& Add(const OptionText& option, Setter set);
+  OptionText& Add(const OptionText& option, std::string* value);
+  OptionText& Add(const OptionText& option, std::optional<std::string>* value);
+  OptionText& Add(const OptionText& option, int64_t low, int64_t high, int64_t* value);
+  OptionText& Add(const OptionText& option, double low, double high, double* value);
   // A time with its unit, "500ms".
-  void AddSeconds(const OptionText& option, double low, double high, double* seconds);
+  OptionText& AddSeconds(const OptionText& option, double low, double high, double* seconds);
   // An option with one value that may be given several times.
-  void AddRepeated(const OptionText& option, std::vector<std::string>* values);
-  void AddRepeated(const OptionText& option, Setter set);
+  OptionText& AddRepeated(const OptionText& option, std::vector<std::string>* values);
+  OptionText& AddRepeated(const OptionText& option, Setter set);
   // An option with one value or more.
-  void AddList(const OptionText& option, int64_t low, int64_t high, std::vector<int64_t>* values);
+  OptionText& AddList(const OptionText& option, int64_t low, int64_t high,
+                      std::vector<int64_t>* values);
   // Options without a value. The one with a setter can be negated, too: --spread, --no-spread.
-  void AddFlag(const OptionText& option, bool* value);
-  void AddFlag(const OptionText& option, std::function<void(bool)> set);
+  OptionText& AddFlag(const OptionText& option, bool* value);
+  OptionText& AddFlag(const OptionText& option, std::function<void(bool)> set);
 
   // Calls `add` when the command is chosen, before anything else is done: hundreds of options of
   // commands that are not need not be made.

@@ -1,4 +1,3 @@
-#include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
 
 #include <algorithm>
@@ -12,6 +11,8 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
+#include "sim/commands/fleet_input.h"
 #include "sim/simulation_config.h"
 #include "sim/trace/decimal.h"
 
@@ -116,8 +117,8 @@ std::string FlagName(std::string_view field) {
 }
 
 absl::Status BadOption(std::string_view flag, std::string_view got, std::string_view expected) {
-  return absl::InvalidArgumentError(absl::StrCat(std::string(flag), ": got \"", std::string(got),
-                                                 "\", expected ", std::string(expected)));
+  return InvalidArgument(std::string(flag), ": got \"", std::string(got), "\", expected ",
+                         std::string(expected));
 }
 
 namespace {
@@ -196,7 +197,7 @@ std::vector<RunFile> FilesOf(const ReplayConfig& config) {
 
 absl::StatusOr<std::string> OptionField(std::string_view name) {
   std::string field(name.substr(0, 2) == "--" ? name.substr(2) : name);
-  std::replace(field.begin(), field.end(), '-', '_');
+  std::ranges::replace(field, '-', '_');
   std::vector<std::string> known;
   for (const ReplayOption& option : ReplayOptions()) {
     const std::string& alias = option.setting->alias();
@@ -204,8 +205,8 @@ absl::StatusOr<std::string> OptionField(std::string_view name) {
     known.push_back(FlagName(option.name()));
   }
   const std::string suggestion = SuggestName(FlagName(field), known);
-  return absl::InvalidArgumentError(absl::StrCat(FlagName(field), ": no such option of a replay",
-                                                 suggestion.empty() ? "" : "; ", suggestion));
+  return InvalidArgument(FlagName(field), ": no such option of a replay",
+                         suggestion.empty() ? "" : "; ", suggestion);
 }
 
 absl::Status SetOption(std::string_view name, const std::string& value, ReplayConfig* config) {
@@ -234,7 +235,7 @@ absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine) {
   ReplayConfig config = *defaults;
   SimulationConfig preset;
   if (absl::Status status = ApplyEnginePreset(engine, &preset); !status.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", status.message()));
+    return InvalidArgument("--", status.message());
   }
   config.set_engine(std::string(EngineVersionName(preset.engine)));
   config.set_async(preset.scheduler.async);
@@ -280,14 +281,14 @@ absl::Status CheckOptionRanges(const ReplayConfig& config) {
         double value = std::nan("");
         if (absl::SimpleAtod(got, &value) && value >= setting.min() && value <= MostOf(setting))
           break;
-        return absl::InvalidArgumentError(
-            absl::StrFormat("%s: got %s, expected %.15g to %.15g (%s)", FlagName(option.name()),
-                            got, setting.min(), MostOf(setting), setting.help()));
+        return InvalidArgument(absl::StrFormat("%s: got %s, expected %.15g to %.15g (%s)",
+                                               FlagName(option.name()), got, setting.min(),
+                                               MostOf(setting), setting.help()));
       }
       case FieldDescriptor::CPPTYPE_STRING: {
         if (setting.unit().find('|') == std::string::npos) break;
         const std::vector<std::string> choices = absl::StrSplit(setting.unit(), '|');
-        if (std::count(choices.begin(), choices.end(), got) > 0) break;
+        if (std::ranges::count(choices, got) > 0) break;
         return BadOption(
             FlagName(option.name()), got,
             absl::StrCat("one of ", absl::StrJoin(choices, ", "), " (", setting.help(), ")"));
@@ -301,8 +302,8 @@ absl::Status CheckOptionRanges(const ReplayConfig& config) {
 
 bool HasCrossAttention(const ReplayConfig& config) {
   const auto& groups = config.kv_cache_config().groups();
-  return std::any_of(groups.begin(), groups.end(),
-                     [](const auto& group) { return group.spec().has_cross_attention(); });
+  return std::ranges::any_of(groups,
+                             [](const auto& group) { return group.spec().has_cross_attention(); });
 }
 
 absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const ReplayConfig& given) {
@@ -317,7 +318,7 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   config->MergeFrom(given);
   // Files of before say "eagle: false".
   if (config->eagle()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "eagle: got true, expected drafter: \"eagle\" and num_draft_tokens, which took its place "
         "(with lookahead_hashes: false the last hit block is dropped as before)");
   }
@@ -346,7 +347,7 @@ absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const Rep
   if (!config->tier().empty() || config->prefill_replicas() > 0) {
     // With KV from elsewhere engines have none (V-10).
     if (given.lookahead_hashes() || (file.lookahead_hashes() && !given.has_lookahead_hashes())) {
-      return absl::InvalidArgumentError(
+      return InvalidArgument(
           "--lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers, and "
           "those that send or fetch KV, have none");
     }

@@ -9,6 +9,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/request_footprint.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/model_plan.h"
@@ -55,8 +56,8 @@ void FillLayerKinds(const std::vector<LayerCache>& caches, const RequestLimits& 
                     pb::PlanReport* out) {
   std::vector<const KvCacheSpec*> specs;
   for (const LayerCache& cache : caches) {
-    const auto same = std::find_if(specs.begin(), specs.end(),
-                                   [&](const KvCacheSpec* spec) { return *spec == cache.spec; });
+    const auto same =
+        std::ranges::find_if(specs, [&](const KvCacheSpec* spec) { return *spec == cache.spec; });
     // Of a fixed size, whatever the length.
     const bool has_state =
         cache.spec.kind() == KvCacheSpecKind::kMamba || cache.spec.kind() == KvCacheSpecKind::kRing;
@@ -283,9 +284,8 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
 void FillStepHint(const ReplayConfig& config, const std::vector<LayerCache>& caches,
                   const std::vector<int64_t>& bytes, pb::PlanReport* report) {
   constexpr double kMuch = 1.1;
-  const auto upstream =
-      std::find_if(report->plans().begin(), report->plans().end(),
-                   [](const pb::PolicyPlan& plan) { return plan.policy() == "upstream"; });
+  const auto upstream = std::ranges::find_if(
+      report->plans(), [](const pb::PolicyPlan& plan) { return plan.policy() == "upstream"; });
   if (config.max_num_batched_tokens() <= kSmallStep || upstream == report->plans().end() ||
       upstream->lengths().empty() || upstream->in_flight_bytes() == 0) {
     return;
@@ -320,7 +320,7 @@ std::vector<int64_t> LengthsUpTo(int64_t longest) {
 }  // namespace
 
 bool Fits(const pb::PlanReport& report, std::string_view policy) {
-  return std::any_of(report.plans().begin(), report.plans().end(), [&](const pb::PolicyPlan& p) {
+  return std::ranges::any_of(report.plans(), [&](const pb::PolicyPlan& p) {
     const bool holds_requests =
         !report.has_asked_requests() ||
         p.asked_concurrency() >= static_cast<double>(report.asked_requests());
@@ -331,9 +331,8 @@ bool Fits(const pb::PlanReport& report, std::string_view policy) {
 absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked, PlanQuestions questions) {
   ReplayConfig config = asked;
   if (config.num_blocks() > 0 && config.kv_memory() > 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--kv-memory: got \"", config.kv_memory(),
-                     "\", expected 0 next to --num-blocks: both set the size of the pool"));
+    return InvalidArgument("--kv-memory: got \"", config.kv_memory(),
+                           "\", expected 0 next to --num-blocks: both set the size of the pool");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto hardware, FindModelOnDevice(config));
   KVBLOCKS_RETURN_IF_ERROR(ChooseLimits(hardware.device, &config));
@@ -364,9 +363,9 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked, PlanQue
     report.set_asked_requests(questions.requests);
     report.set_asked_length(questions.length > 0 ? questions.length : max_len);
     if (report.asked_length() > max_len) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--len: got ", questions.length,
-                       ", expected at most the longest request, which is ", max_len, " tokens"));
+      return InvalidArgument("--len: got ", questions.length,
+                             ", expected at most the longest request, which is ", max_len,
+                             " tokens");
     }
   }
   std::vector<int64_t> bytes(static_cast<size_t>(config.pipeline_parallel()), 0);
@@ -375,14 +374,14 @@ absl::StatusOr<pb::PlanReport> MakePlanReport(const ReplayConfig& asked, PlanQue
   } else if (config.num_blocks() == 0) {
     return available.status();
   }
-  report.set_available_bytes(*std::min_element(bytes.begin(), bytes.end()));
+  report.set_available_bytes(*std::ranges::min_element(bytes));
   report.set_available_source(DescribeCacheBytes(config, hardware));
   FillLayerKinds(caches,
                  {.max_model_len = max_len, .max_in_flight_tokens = MaxInFlightTokens(config)},
                  &report);
 
   std::vector<int64_t>& lengths = questions.lengths;
-  std::sort(lengths.begin(), lengths.end());
+  std::ranges::sort(lengths);
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   for (PlanPolicy policy : {PlanPolicy::kUpstream, PlanPolicy::kExact}) {
     PlanOptions options = MakePlanOptions(config, policy, bytes);
@@ -450,18 +449,15 @@ class PlanCommand final : public Command {
     options_->Add({"--requests", "N",
                    "whether so many requests of --len tokens fit at once; 0: not asked [0]"},
                   0, kMaxLen, &questions_.requests);
-    options_->Add({.name = "--len",
-                   .unit = "TOKENS",
-                   .help = "their length, output included; 0: the longest [0]",
-                   .needs = "--requests"},
-                  0, kMaxLen, &questions_.length);
-    options_->AddFlag(
-        {.name = "--list-models", .help = "print the names of the catalogue's models"},
-        &list_models_);
-    options_->AddFlag({.name = "--list-devices", .help = "print the names of its devices"},
-                      &list_devices_);
-    output_.AddFiles(options_, "Options", {.has_page = true});
-    output_.AddTerminal(options_, "Options", "no table");
+    options_
+        ->Add({"--len", "TOKENS", "their length, output included; 0: the longest [0]"}, 0, kMaxLen,
+              &questions_.length)
+        .needs = "--requests";
+    options_->AddFlag({"--list-models", "", "print the names of the catalogue's models"},
+                      &list_models_);
+    options_->AddFlag({"--list-devices", "", "print the names of its devices"}, &list_devices_);
+    output_.AddFiles(options_, {.has_page = true});
+    output_.AddTerminal(options_, "no table");
     options_->set_footer(kPlanFooter);
   }
 

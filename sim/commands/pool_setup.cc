@@ -1,5 +1,3 @@
-#include "sim/commands/model_plan.h"
-
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -8,7 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "checks/field_error.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/eviction.h"
+#include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/replay_setup.h"
 #include "specs/config/kv_cache_config_proto.h"
@@ -25,16 +25,14 @@ absl::StatusOr<int64_t> NumBlocksThatFit(const ReplayConfig& config, const Model
   const int64_t bytes = of_stages.front();  // of one stage: see SetGivenGroups
   // The null block and one more.
   if (bytes / block_bytes < 2) {
-    return absl::ResourceExhaustedError(absl::StrCat("a block takes ", block_bytes,
-                                                     " bytes and there are ", bytes,
-                                                     "; use smaller blocks or more ranks"));
+    return ResourceExhausted("a block takes ", block_bytes, " bytes and there are ", bytes,
+                             "; use smaller blocks or more ranks");
   }
   return std::min<int64_t>(bytes / block_bytes, kMaxNumBlocks);
 }
 
 absl::Status SizeError(const absl::Status& status) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("--num-blocks=0 sizes the pool by the device: ", status.message()));
+  return InvalidArgument("--num-blocks=0 sizes the pool by the device: ", status.message());
 }
 
 // Groups as the configuration lists them.
@@ -92,10 +90,9 @@ absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_
   }
   if (!config.prefix_caching())
     return BadOption("--partial-hits", "true", "prefix caching with it");
-  const bool has_states =
-      std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
-        return group.spec.kind() == KvCacheSpecKind::kMamba;
-      });
+  const bool has_states = std::ranges::any_of(kv_cache.groups, [](const KvCacheGroup& group) {
+    return group.spec.kind() == KvCacheSpecKind::kMamba;
+  });
   if (!has_states) {
     return BadOption("--partial-hits", "true",
                "a model with states (Mamba and its kin): of others hits end at the ends of blocks");
@@ -108,11 +105,11 @@ absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_
 absl::Status CheckFittedPool(int64_t num_blocks, const ModelOnDevice& hardware) {
   constexpr int64_t kMostFittedBlocks = int64_t{1} << 26;
   if (num_blocks <= kMostFittedBlocks) return absl::OkStatus();
-  return SizeError(absl::ResourceExhaustedError(
-      absl::StrCat(hardware.device.name, " with ", hardware.device.memory_gb, " GB holds ",
-                   num_blocks, " blocks, expected at most ", kMostFittedBlocks,
-                   ", which take 4 GB of this machine's memory (set --num-blocks, or a larger "
-                   "--block-size)")));
+  return SizeError(
+      ResourceExhausted(hardware.device.name, " with ", hardware.device.memory_gb, " GB holds ",
+                        num_blocks, " blocks, expected at most ", kMostFittedBlocks,
+                        ", which take 4 GB of this machine's memory (set --num-blocks, or a larger "
+                        "--block-size)"));
 }
 
 // What the manager refuses, in terms of the options.
@@ -125,10 +122,9 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
     return BadOption("--retention-interval", absl::StrCat(interval),
                "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
   }
-  const bool is_sparse =
-      std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
-        return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
-      });
+  const bool is_sparse = std::ranges::any_of(kv_cache.groups, [](const KvCacheGroup& group) {
+    return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
+  });
   if (interval > 0 && !is_sparse) {
     return BadOption("--retention-interval", absl::StrCat(interval),
                "-1 or 0: the model has neither windows nor states, and keeps every block");
@@ -185,8 +181,7 @@ absl::StatusOr<Plan> PlanPool(const ReplayConfig& config, const ModelOnDevice& h
   if (!result.ok()) {
     const absl::Status status = ToStatus(result.errors);
     if (config.num_blocks() == 0) return SizeError(status);
-    return absl::InvalidArgumentError(
-        absl::StrCat("--num-blocks: got ", config.num_blocks(), ": ", status.message()));
+    return InvalidArgument("--num-blocks: got ", config.num_blocks(), ": ", status.message());
   }
   return *std::move(result.plan);
 }

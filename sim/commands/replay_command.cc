@@ -44,14 +44,14 @@ class ReplayCommand final : public Command {
   explicit ReplayCommand(OptionParser* program)
       : Command(program->AddCommand("replay", "Replay a trace and report what happened")),
         input_(options_, ReplayInput::Fleets::kTaken) {
-    options_->AddFlag({.name = "--print-config",
-                       .help = "print the effective configuration instead of replaying"},
-                      &print_config_);
-    const char* kOutput = "Output";
-    output_.AddFiles(options_, kOutput, {.rows_help = "one row per request", .has_page = true});
-    exports_.AddOptions(options_, kOutput);
-    events_.AddOptions(options_, kOutput);
-    output_.AddTerminal(options_, kOutput, "neither table nor progress");
+    options_->AddFlag(
+        {"--print-config", "", "print the effective configuration instead of replaying"},
+        &print_config_);
+    options_->BeginGroup("Output");
+    output_.AddFiles(options_, {.rows_help = "one row per request", .has_page = true});
+    exports_.AddOptions(options_);
+    events_.AddOptions(options_);
+    output_.AddTerminal(options_, "neither table nor progress");
     options_->ShowOnly({"TRACE", "--config", "--json", "--html", "--csv"});
     input_.AddOptions(/*is_replay=*/true);
     options_->set_footer(kReplayFooter);

@@ -4,6 +4,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/check.h"
 #include "sim/commands/output.h"
 #include "sim/report/open_metrics.h"
 
@@ -31,52 +32,42 @@ ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup) {
           {"gpu_memory_utilization", absl::StrCat(config.memory_utilization())}}};
 }
 
-void ReplayExports::AddOptions(OptionParser* options, const std::string& group) {
-  options->Add(
-      {.name = "--steps",
-       .unit = "FILE",
-       .help = "one row per step, for kvsim compare; - is standard output, without a table",
-       .group = group,
-       .file = FileUse::kWritten},
-      &steps_);
-  options->AddFlag(
-      {.name = "--step-requests",
-       .help = "with the tokens and new blocks of each request in the rows of --steps",
-       .group = group,
-       .needs = "--steps"},
-      &step_requests_);
-  options->Add({.name = "--perfetto",
-                .unit = "FILE",
-                .help = "a timeline for ui.perfetto.dev; - is standard output, without a table",
-                .group = group,
-                .file = FileUse::kWritten},
-               &perfetto_);
-  options->Add({.name = "--perfetto-limit",
-                .unit = "MB",
-                .help = "its largest size, before compression [100]",
-                .group = group,
-                .needs = "--perfetto"},
-               1, 1'000'000, &perfetto_limit_);
-  options->Add({.name = "--metrics",
-                .unit = "FILE",
-                .help = "what a server's /metrics would show at the end, as OpenMetrics text; - is "
-                        "standard output, without a table",
-                .group = group,
-                .file = FileUse::kWritten},
-               &metrics_);
-  options->Add({.name = "--metrics-tick",
-                .unit = "TIME",
-                .help = "a point per tick instead, with timestamps, for Prometheus to take as "
-                        "history; doubled for long runs",
-                .group = group,
-                .needs = "--metrics"},
-               &metrics_tick_);
-  options->Add({.name = "--metrics-epoch",
-                .unit = "SECONDS",
-                .help = "Unix time of the run's time 0 in these timestamps [0]",
-                .group = group,
-                .needs = "--metrics-tick"},
-               0, 100'000'000'000, &metrics_epoch_);
+void ReplayExports::AddOptions(OptionParser* options) {
+  options
+      ->Add({"--steps", "FILE",
+             "one row per step, for kvsim compare; - is standard output, without a table"},
+            &steps_)
+      .file = FileUse::kWritten;
+  options
+      ->AddFlag({"--step-requests", "",
+                 "with the tokens and new blocks of each request in the rows of --steps"},
+                &step_requests_)
+      .needs = "--steps";
+  options
+      ->Add({"--perfetto", "FILE",
+             "a timeline for ui.perfetto.dev; - is standard output, without a table"},
+            &perfetto_)
+      .file = FileUse::kWritten;
+  options
+      ->Add({"--perfetto-limit", "MB", "its largest size, before compression [100]"}, 1, 1'000'000,
+            &perfetto_limit_)
+      .needs = "--perfetto";
+  options
+      ->Add({"--metrics", "FILE",
+             "what a server's /metrics would show at the end, as OpenMetrics text; - is "
+             "standard output, without a table"},
+            &metrics_)
+      .file = FileUse::kWritten;
+  options
+      ->Add({"--metrics-tick", "TIME",
+             "a point per tick instead, with timestamps, for Prometheus to take as history; "
+             "doubled for long runs"},
+            &metrics_tick_)
+      .needs = "--metrics";
+  options
+      ->Add({"--metrics-epoch", "SECONDS", "Unix time of the run's time 0 in these timestamps [0]"},
+            0, 100'000'000'000, &metrics_epoch_)
+      .needs = "--metrics-tick";
 }
 
 bool ReplayExports::is_asked_for() const {
@@ -87,8 +78,8 @@ absl::Status ReplayExports::Check() const {
   if (metrics_tick_.empty()) return absl::OkStatus();
   const auto tick = ParseDuration(metrics_tick_);
   if (tick.ok() && *tick >= kMillisecond) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("--metrics-tick: got \"", metrics_tick_,
-                                                 "\", expected a time of at least 1ms, like 15s"));
+  return InvalidArgument("--metrics-tick: got \"", metrics_tick_,
+                         "\", expected a time of at least 1ms, like 15s");
 }
 
 absl::Status ReplayExports::Open(const std::vector<std::string>& replicas) {

@@ -1,7 +1,7 @@
 // What a replay of one engine or of several can write for other tools to open: its steps for kvsim
 // compare, a timeline for Perfetto, and metrics for Prometheus.
 //
-//   exports.AddOptions(options, "Output");
+//   exports.AddOptions(options);
 //   exports.Open({"0", "1"});                           // before the run: names of the replicas
 //   exports.Attach(0, setup, &metrics, &observers);     // for each of them
 //   exports.Close();                                    // after the run
@@ -32,8 +32,7 @@ ServerMetrics::Options ServerMetricsOf(const ReplaySetup& setup);
 
 class ReplayExports {
  public:
-  void AddOptions(OptionParser* options, const std::string& group);
-
+  void AddOptions(OptionParser* options);
   bool is_asked_for() const;
   // Whether the options go together.
   absl::Status Check() const;

@@ -25,28 +25,25 @@ absl::StatusOr<ConfigSource> ReadMessage(const std::string& file,
 
 ReplayInput::ReplayInput(OptionParser* options, Fleets fleets)
     : options_(options), fleets_(fleets) {
-  options_->Add(
-      {.name = "TRACE",
-       .help =
-           "trace file, compressed or not; - is standard input; without it the example workload",
-       .file = FileUse::kRead},
-      [this](const std::string& path) {
-        given_.set_trace(path);
-        return std::string();
-      });
-  options_->Add({.name = "--config",
-                 .unit = "FILE",
-                 .help = "configuration file, protobuf text or JSON; options win",
-                 .file = FileUse::kRead},
-                &config_file_);
-  options_->Add(
-      {.name = "--kv-cache-config",
-       .unit = "FILE",
-       .help = "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
-       .group = "Pool and prefix cache",
-       .is_common = false,
-       .file = FileUse::kRead},
+  options_
+      ->Add({"TRACE", "",
+             "trace file, compressed or not; - is standard input; without it the example workload"},
+            [this](const std::string& path) {
+              given_.set_trace(path);
+              return std::string();
+            })
+      .file = FileUse::kRead;
+  options_
+      ->Add({"--config", "FILE", "configuration file, protobuf text or JSON; options win"},
+            &config_file_)
+      .file = FileUse::kRead;
+  OptionText& groups = options_->Add(
+      {"--kv-cache-config", "FILE",
+       "KV-cache groups instead of the model's, protobuf text or JSON (KvCacheConfig)",
+       "Pool and prefix cache"},
       &groups_file_);
+  groups.is_common = false;
+  groups.file = FileUse::kRead;
 }
 
 void ReplayInput::AddOptions(bool is_replay) {

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/check.h"
 #include "sim/report/human_table.h"
 #include "sim/trace/turn_links.h"
 
@@ -188,7 +189,7 @@ absl::Status CheckSomethingRan(const SimulationResult& result,
                       config.max_encoder_tokens());
     }
   }
-  return absl::FailedPreconditionError(text);
+  return FailedPrecondition(text);
 }
 
 }  // namespace kvblocks::sim

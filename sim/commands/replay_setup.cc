@@ -10,6 +10,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
@@ -97,8 +98,8 @@ absl::Status CheckEngineHas(const ReplayConfig& config) {
       {"--async with --pipeline-parallel", config.async() && config.pipeline_parallel() > 1}};
   for (const auto& option : newer) {
     if (!option.is_set) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        option.flag, ": set for --engine=", config.engine(), ", expected vllm-0.33 or newer"));
+    return InvalidArgument(option.flag, ": set for --engine=", config.engine(),
+                           ", expected vllm-0.33 or newer");
   }
   return absl::OkStatus();
 }
@@ -108,7 +109,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
   scheduler.max_num_batched_tokens = config.max_num_batched_tokens();
   auto retention = ParseRetentionRules(config.retain());
   if (!retention.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", retention.status().message()));
+    return InvalidArgument("--", retention.status().message());
   }
   scheduler.retention = *std::move(retention);
   scheduler.max_num_scheduled_tokens = config.max_num_scheduled_tokens();
@@ -165,7 +166,7 @@ absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulati
 // Inputs of the encoder, for groups of cross attention.
 absl::Status SetEncoder(const ReplayConfig& config, SimulationConfig* simulation) {
   const std::vector<KvCacheGroup>& groups = simulation->kv_cache.groups;
-  const bool has_cross = std::any_of(groups.begin(), groups.end(), [](const KvCacheGroup& group) {
+  const bool has_cross = std::ranges::any_of(groups, [](const KvCacheGroup& group) {
     return group.spec.kind() == KvCacheSpecKind::kCrossAttention;
   });
   const int64_t most = config.max_encoder_tokens(), tokens = config.encoder_tokens();
@@ -225,7 +226,7 @@ absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardwa
 absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   const int64_t num_devices = config.tensor_parallel();
   auto tiers = ParseTiers(config.tier(), num_devices);
-  if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
+  if (!tiers.ok()) return InvalidArgument("--", tiers.status().message());
   if (tiers->empty()) return absl::OkStatus();
   for (const SimTier& tier : *tiers) {
     if (num_devices == 1 || tier.options.capacity_bytes == 0) continue;
@@ -283,17 +284,16 @@ absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metric
   metrics->top_prefixes = static_cast<size_t>(config.top_prefixes());
   metrics->hit_rates.legacy_counters = config.count() == "vllm-legacy";
   auto warmup = ParseWarmup(config.warmup());
-  if (!warmup.ok())
-    return absl::InvalidArgumentError(absl::StrCat("--", warmup.status().message()));
+  if (!warmup.ok()) return InvalidArgument("--", warmup.status().message());
   metrics->hit_rates.warmup = *warmup;
   auto cooldown = ParseWarmup(config.cooldown(), "cooldown");
   if (!cooldown.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", cooldown.status().message()));
+    return InvalidArgument("--", cooldown.status().message());
   }
   metrics->cooldown = *cooldown;
   auto objectives = ParseObjectives(config.slo());
   if (!objectives.ok()) {
-    return absl::InvalidArgumentError(absl::StrCat("--", objectives.status().message()));
+    return InvalidArgument("--", objectives.status().message());
   }
   metrics->objectives = *std::move(objectives);
   return absl::OkStatus();
@@ -370,14 +370,14 @@ absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setu
   TierConnector::Options options = *setup.tiers;
   options.seed += static_cast<uint64_t>(replica);  // each draws failures of its own
   auto tiers = TierConnector::Create(std::move(options), with);
-  if (!tiers.ok()) return absl::InvalidArgumentError(absl::StrCat("--", tiers.status().message()));
+  if (!tiers.ok()) return InvalidArgument("--", tiers.status().message());
   return tiers;
 }
 
 absl::Status AttachTiers(const KvCacheManager& manager, TierConnector* tiers) {
   const absl::Status status = tiers->Attach(manager);
   if (status.ok()) return status;
-  return absl::InvalidArgumentError(absl::StrCat("--tier: ", status.message()));
+  return InvalidArgument("--tier: ", status.message());
 }
 
 absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(

@@ -13,50 +13,30 @@ absl::Status WritePage(const std::string& path, const google::protobuf::Message&
   return page.ok() ? WriteFile(path, *page) : page.status();
 }
 
-void ReportOutput::AddJson(OptionParser* options, const std::string& group) {
-  options->AddFlag({.name = "--json",
-                    .help = "print the report as JSON instead of the table",
-                    .group = group},
-                   &json_);
+void ReportOutput::AddJson(OptionParser* options) {
+  options->AddFlag({"--json", "", "print the report as JSON instead of the table"}, &json_);
 }
 
-void ReportOutput::AddFiles(OptionParser* options, const std::string& group,
-                            const Files& files) {
+void ReportOutput::AddFiles(OptionParser* options, const Files& files) {
   has_files_ = true;
   options_ = options;
-  AddJson(options, group);
-  options->Add({.name = "--json-file",
-                .unit = "FILE",
-                .help = "write the report as JSON, too; - is standard output, without a table",
-                .group = group,
-                .file = FileUse::kWritten},
-               &json_file_);
+  AddJson(options);
+  const auto file = [&](const char* name, const std::string& help, std::string* path) {
+    options->Add({name, "FILE", help}, path).file = FileUse::kWritten;
+  };
+  file("--json-file", "write the report as JSON, too; - is standard output, without a table",
+       &json_file_);
   if (files.rows_help != nullptr) {
-    options->Add({.name = "--csv",
-                  .unit = "FILE",
-                  .help = absl::StrCat(files.rows_help, "; - is standard output, without a table"),
-                  .group = group,
-                  .file = FileUse::kWritten},
-                 &csv_);
+    file("--csv", absl::StrCat(files.rows_help, "; - is standard output, without a table"), &csv_);
   }
   if (files.has_page) {
-    options->Add({.name = "--html",
-                  .unit = "FILE",
-                  .help = "the report as a page of charts and tables for a browser",
-                  .group = group,
-                  .file = FileUse::kWritten},
-                 &html_);
+    file("--html", "the report as a page of charts and tables for a browser", &html_);
   }
 }
 
-void ReportOutput::AddTerminal(OptionParser* options, const std::string& group,
-                               const std::string& quiet_help) {
-  options->AddFlag({.name = "--quiet", .help = quiet_help, .group = group}, &quiet_);
-  options->Add({.name = "--color",
-                .unit = "auto|always|never",
-                .help = "headings in bold [auto]",
-                .group = group},
-               &color_);
+void ReportOutput::AddTerminal(OptionParser* options, const std::string& quiet_help) {
+  options->AddFlag({"--quiet", "", quiet_help}, &quiet_);
+  options->Add({"--color", "auto|always|never", "headings in bold [auto]"}, &color_);
 }
 
 absl::Status ReportOutput::Check(const std::vector<RunFile>& others) {

@@ -1,8 +1,8 @@
 // ReportOutput: the options of a command that makes one report, and where the report goes: a table
 // or JSON to standard output; JSON, rows and a page to files.
 //
-//   output.AddFiles(options, kOutput, {.rows_help = "one row per size", .has_page = true});
-//   output.AddTerminal(options, kOutput, "neither table nor progress");
+//   output.AddFiles(options, {.rows_help = "one row per size", .has_page = true});
+//   output.AddTerminal(options, "neither table nor progress");
 //   ...
 //   absl::Status status = output.Check(FilesOf(config));   // before anything runs
 //   return output.Print("curve", report, {.table = ..., .rows = ...});
@@ -45,11 +45,11 @@ class ReportOutput {
   };
 
   // --json alone.
-  void AddJson(OptionParser* options, const std::string& group);
+  void AddJson(OptionParser* options);
   // --json, --json-file, and what else there is.
-  void AddFiles(OptionParser* options, const std::string& group, const Files& files);
+  void AddFiles(OptionParser* options, const Files& files);
   // --quiet, which silences the table, too, where files can have the report; and --color.
-  void AddTerminal(OptionParser* options, const std::string& group, const std::string& quiet_help);
+  void AddTerminal(OptionParser* options, const std::string& quiet_help);
 
   // See CheckRunFiles; of the files that the command line names, and of `others`, which
   // configurations name. REQUIRES: AddFiles, and the parse.

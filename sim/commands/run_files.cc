@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/check.h"
 #include "sim/trace/byte_sink.h"
 
 namespace kvblocks::sim {
@@ -48,13 +49,11 @@ std::string IdentityOf(const RunFile& file) {
 
 absl::Status Overwrites(const RunFile& out, const std::string& input) {
   if (out.option.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "standard output: it is what ", input,
-        " reads, and would be written over; send it to another file"));
+    return InvalidArgument("standard output: it is what ", input,
+                           " reads, and would be written over; send it to another file");
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat(out.option, ": ", out.path, " is what ", input,
-                   " reads and would be overwritten; name another file"));
+  return InvalidArgument(out.option, ": ", out.path, " is what ", input,
+                         " reads and would be overwritten; name another file");
 }
 
 }  // namespace
@@ -92,15 +91,14 @@ absl::Status CheckRunFiles(const std::vector<RunFile>& files) {
     if (is_new) continue;
     const RunFile& first = *other->second;
     if (IsStandardOutput(out.path)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(first.option, " and ", out.option,
-                       " both want standard output; write one of them "
-                       "to a file"));
+      return InvalidArgument(first.option, " and ", out.option,
+                             " both want standard output; write one of them "
+                             "to a file");
     }
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         first.option, " and ", out.option, " are both ", out.path,
         first.path == out.path ? "" : absl::StrCat(", as ", first.path, " is the same file"),
-        "; name two files"));
+        "; name two files");
   }
   return absl::OkStatus();
 }

@@ -93,104 +93,89 @@ ServeCommand::ServeCommand(OptionParser* program)
   constexpr double kDay = 86400, kLeast = 0.001;
   Service::Options& service = server_.service;
   HttpLimits& limits = server_.limits;
-  const char* kServer = "Server";
-  options_->Add({"--host", "ADDRESS", "to listen on; 0.0.0.0 is all of them [127.0.0.1]", kServer},
+  options_->BeginGroup("Server");
+  options_->Add({"--host", "ADDRESS", "to listen on; 0.0.0.0 is all of them [127.0.0.1]"},
                 &server_.host);
-  options_->Add(
-      {"--port", "PORT", "of the first replica; 0: the system chooses [8000]", kServer}, 0, 65535,
-      &server_.port);
-  options_->Add({"--replicas", "N", "servers, each with its own port and cache [1]", kServer}, 1,
-                256, &server_.num_replicas);
-  options_->Add({"--speed", "FACTOR", "simulated seconds per second [1]", kServer}, 1e-3, 1e6,
-                &speed_);
-  options_->Add({"--served-model-name", "NAME", "that clients ask for [that of --model]", kServer},
+  options_->Add({"--port", "PORT", "of the first replica; 0: the system chooses [8000]"}, 0, 65535,
+                &server_.port);
+  options_->Add({"--replicas", "N", "servers, each with its own port and cache [1]"}, 1, 256,
+                &server_.num_replicas);
+  options_->Add({"--speed", "FACTOR", "simulated seconds per second [1]"}, 1e-3, 1e6, &speed_);
+  options_->Add({"--served-model-name", "NAME", "that clients ask for [that of --model]"},
                 &service.model);
   options_->AddRepeated(
-      {"--lora", "NAME=PATH", "an adapter that clients may ask for; may be given again", kServer},
+      {"--lora", "NAME=PATH", "an adapter that clients may ask for; may be given again"},
       [&service](const std::string& text) { return AddLora(text, &service); });
-  options_->Add(
-      {"--api-key", "KEY", "that clients must send [environment: KVSIM_API_KEY]", kServer},
-      &service.api_key);
-  options_->Add({.name = "--tokenizer",
-                 .unit = "FILE",
-                 .help = "a Hugging Face tokenizer.json; without it a byte is a token",
-                 .group = kServer,
-                 .file = FileUse::kRead},
-                &server_.tokenizer);
-  options_->Add({"--python", "PROGRAM", "that has the package tokenizers [python3]", kServer},
+  options_->Add({"--api-key", "KEY", "that clients must send [environment: KVSIM_API_KEY]"},
+                &service.api_key);
+  options_
+      ->Add({"--tokenizer", "FILE", "a Hugging Face tokenizer.json; without it a byte is a token"},
+            &server_.tokenizer)
+      .file = FileUse::kRead;
+  options_->Add({"--python", "PROGRAM", "that has the package tokenizers [python3]"},
                 &server_.python);
-  options_->Add(
-      {"--answer", "pseudo|echo", "pseudo words, or the prompt again [pseudo]", kServer}, &answer_);
+  options_->Add({"--answer", "pseudo|echo", "pseudo words, or the prompt again [pseudo]"},
+                &answer_);
   options_->Add({"--output-tokens", "LEAST-MOST",
                  "or N: after which answers end by themselves; without it at max_tokens, or after "
-                 "128",
-                 kServer},
+                 "128"},
                 [&service](const std::string& text) { return SetLengths(text, &service); });
-  options_->AddSeconds({"--drain", "TIME", "for which requests may go on after SIGTERM [30s]",
-                        kServer},
-                       0, kDay, &server_.drain_seconds);
-  const char* kEvents = "KV events";
+  options_->AddSeconds({"--drain", "TIME", "for which requests may go on after SIGTERM [30s]"}, 0,
+                       kDay, &server_.drain_seconds);
+  options_->BeginGroup("KV events");
   options_->Add(
-      {"--kv-events", "ENDPOINT", "publish them on this ZeroMQ endpoint, as tcp://*:5557", kEvents},
+      {"--kv-events", "ENDPOINT", "publish them on this ZeroMQ endpoint, as tcp://*:5557"},
       &server_.events.endpoint);
-  options_->Add({.name = "--kv-events-replay",
-                 .unit = "ENDPOINT",
-                 .help = "where subscribers ask for batches again",
-                 .group = kEvents,
-                 .needs = "--kv-events"},
-                &server_.events.replay_endpoint);
-  options_->Add({.name = "--kv-events-topic",
-                 .unit = "TOPIC",
-                 .help = "of the messages [none]",
-                 .group = kEvents,
-                 .needs = "--kv-events"},
-                &server_.events.topic);
-  options_->AddFlag({.name = "--kv-events-bytes",
-                     .help = "hashes as all of their bytes, not as 64-bit integers",
-                     .group = kEvents,
-                     .needs = "--kv-events"},
-                    &byte_hashes_);
-  options_->Add({"--hash", "NAME",
-                 "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]",
-                 kEvents},
-                &hash_);
-  options_->Add({"--hash-seed", "TEXT",
-                 "what vLLM reads from PYTHONHASHSEED [as vLLM without it]", kEvents},
+  options_
+      ->Add({"--kv-events-replay", "ENDPOINT", "where subscribers ask for batches again"},
+            &server_.events.replay_endpoint)
+      .needs = "--kv-events";
+  options_->Add({"--kv-events-topic", "TOPIC", "of the messages [none]"}, &server_.events.topic)
+      .needs = "--kv-events";
+  options_
+      ->AddFlag({"--kv-events-bytes", "", "hashes as all of their bytes, not as 64-bit integers"},
+                &byte_hashes_)
+      .needs = "--kv-events";
+  options_->Add(
+      {"--hash", "NAME",
+       "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]"},
+      &hash_);
+  options_->Add({"--hash-seed", "TEXT", "what vLLM reads from PYTHONHASHSEED [as vLLM without it]"},
                 &hash_seed_);
-  const char* kLimits = "Limits";
-  options_->Add({"--max-head-bytes", "BYTES", "of a request's head [16384]", kLimits}, 1024,
-                1 << 20, &limits.max_head_bytes);
-  options_->Add({"--max-body-bytes", "BYTES", "of a request's body [33554432]", kLimits}, 1024,
+  options_->BeginGroup("Limits");
+  options_->Add({"--max-head-bytes", "BYTES", "of a request's head [16384]"}, 1024, 1 << 20,
+                &limits.max_head_bytes);
+  options_->Add({"--max-body-bytes", "BYTES", "of a request's body [33554432]"}, 1024,
                 int64_t{1} << 31, &limits.max_body_bytes);
-  options_->Add({"--max-held-bytes", "BYTES", "of all bodies together [1073741824]", kLimits}, 1024,
+  options_->Add({"--max-held-bytes", "BYTES", "of all bodies together [1073741824]"}, 1024,
                 int64_t{1} << 40, &limits.max_held_bytes);
-  options_->Add({"--max-connections", "N", "of all replicas together [4096]", kLimits}, 1, 1 << 20,
+  options_->Add({"--max-connections", "N", "of all replicas together [4096]"}, 1, 1 << 20,
                 &limits.max_connections);
-  options_->Add({"--max-prompts", "N", "prompts and answers of one request [128]", kLimits}, 1,
-                1 << 16, &service.max_prompts);
-  options_->AddSeconds({"--head-timeout", "TIME", "to send a head [10s]", kLimits}, kLeast,
-                       kDay, &limits.head_seconds);
-  options_->AddSeconds({"--body-timeout", "TIME", "to send a body [30s]", kLimits}, kLeast,
-                       kDay, &limits.body_seconds);
-  options_->AddSeconds({"--idle-timeout", "TIME", "between two requests of a connection [75s]",
-                        kLimits},
-                       kLeast, kDay, &limits.idle_seconds);
-  options_->AddSeconds({"--write-timeout", "TIME",
-                        "for a client to take a piece of an answer [30s]", kLimits},
-                       kLeast, kDay, &limits.write_seconds);
-  const char* kFaults = "Faults";
+  options_->Add({"--max-prompts", "N", "prompts and answers of one request [128]"}, 1, 1 << 16,
+                &service.max_prompts);
+  struct {
+    const char *name, *help;
+    double* seconds;
+  } const timeouts[] = {
+      {"--head-timeout", "to send a head [10s]", &limits.head_seconds},
+      {"--body-timeout", "to send a body [30s]", &limits.body_seconds},
+      {"--idle-timeout", "between two requests of a connection [75s]", &limits.idle_seconds},
+      {"--write-timeout", "for a client to take a piece of an answer [30s]",
+       &limits.write_seconds}};
+  for (const auto& [name, help, seconds] : timeouts) {
+    options_->AddSeconds({name, "TIME", help}, kLeast, kDay, seconds);
+  }
+  options_->BeginGroup("Faults");
   options_->AddList({"--fault-replica", "N",
-                     "the faults are those of these replicas, from 0; may be given again [all]",
-                     kFaults},
+                     "the faults are those of these replicas, from 0; may be given again [all]"},
                     0, 255, &server_.fault_replicas);
-  options_->AddSeconds({"--fault-delay", "TIME", "before each request is looked at [0s]", kFaults},
-                       0, kDay, &service.faults.delay_seconds);
-  options_->Add({"--fault-errors", "SHARE", "of requests that get an error 500 [0]", kFaults}, 0.0,
-                1.0, &service.faults.error_rate);
-  options_->Add({"--fault-cuts", "SHARE",
-                 "of requests whose connection is cut in the answer [0]", kFaults},
+  options_->AddSeconds({"--fault-delay", "TIME", "before each request is looked at [0s]"}, 0, kDay,
+                       &service.faults.delay_seconds);
+  options_->Add({"--fault-errors", "SHARE", "of requests that get an error 500 [0]"}, 0.0, 1.0,
+                &service.faults.error_rate);
+  options_->Add({"--fault-cuts", "SHARE", "of requests whose connection is cut in the answer [0]"},
                 0.0, 1.0, &service.faults.cut_rate);
-  options_->Add({"--fault-seed", "N", "of these draws [0]", kFaults}, 0, INT64_MAX, &fault_seed_);
+  options_->Add({"--fault-seed", "N", "of these draws [0]"}, 0, INT64_MAX, &fault_seed_);
   for (const char* group : {"Pool and prefix cache", "Scheduler", "Speculative decoding",
                             "Model, device and time"}) {
     BindOptions(group, options_, &given_);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
@@ -29,9 +30,8 @@ absl::StatusOr<SimTime> TimeOption(absl::string_view flag, const std::string& te
   if (text.empty()) return otherwise;
   const auto time = ParseDuration(text);
   if (time.ok() && *time >= low) return *time;
-  return absl::InvalidArgumentError(
-      absl::StrCat(flag, ": got \"", text, "\", expected ",
-                   time.ok() ? "more than 0s" : "a time with a unit, like 20ms or 1.5s"));
+  return InvalidArgument(flag, ": got \"", text, "\", expected ",
+                         time.ok() ? "more than 0s" : "a time with a unit, like 20ms or 1.5s");
 }
 
 // Every duration is read, also those that the chosen clock does not use: a bad one is an error.
@@ -136,7 +136,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> ClockMaker::Make(const ModelFacts
   // Attention was measured with all of a sequence's context on each rank.
   const bool is_spread = config_.decode_context_parallel() > 1;
   if (is_spread && config_.time() == "table") {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--time: got \"table\", expected roofline or auto next to --decode-context-parallel");
   }
   if (tables_ && !is_spread) {
@@ -190,7 +190,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeTarget(const ReplayConfig& co
                        "1 with --time=recorded, of whose steps the experts' part is not known");
     }
     if (config.step_times().empty()) {
-      return absl::InvalidArgumentError("--time=recorded needs --step-times=FILE");
+      return InvalidArgument("--time=recorded needs --step-times=FILE");
     }
     return LoadRecordedSteps(config.step_times());
   }
@@ -208,9 +208,8 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
     return with_drafter(std::move(target));
   }
   if (config.time() == "recorded") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--pipeline-parallel: got ", num_stages,
-                     ", expected 1 with --time=recorded, which knows no stages"));
+    return InvalidArgument("--pipeline-parallel: got ", num_stages,
+                           ", expected 1 with --time=recorded, which knows no stages");
   }
   if (absl::Status status = CheckPipelineStages(hardware.model, num_stages); !status.ok()) {
     return OfOption("--pipeline-parallel", "pipeline_parallel", status);
@@ -219,8 +218,7 @@ absl::StatusOr<std::unique_ptr<StepTimeModel>> MakeStages(
   for (int64_t stage = 0; stage + 1 < num_stages; ++stage) {
     const auto send = maker.SendBehind(stage);
     if (!send.ok()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("device ", hardware.device.name, ": ", send.status().message()));
+      return InvalidArgument("device ", hardware.device.name, ": ", send.status().message());
     }
     sends.push_back(*send);
   }

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/example_trace.h"
 #include "sim/commands/option_table.h"
@@ -33,12 +34,12 @@ namespace pb = ::kvblocks::report::v1;
 class TraceCommand : public Command {
  protected:
   TraceCommand(OptionParser* options, const char* quiet_help) : Command(options) {
-    options_->Add({.name = "TRACE",
-                   .help = "trace file; - is standard input; without it the example workload",
-                   .file = FileUse::kRead},
-                  &trace_);
-    output_.AddFiles(options_, "Options", {});
-    output_.AddTerminal(options_, "Options", quiet_help);
+    options_
+        ->Add({"TRACE", "", "trace file; - is standard input; without it the example workload"},
+              &trace_)
+        .file = FileUse::kRead;
+    output_.AddFiles(options_, {});
+    output_.AddTerminal(options_, quiet_help);
   }
 
   std::string trace_;
@@ -168,7 +169,7 @@ class ValidateCommand final : public TraceCommand {
   explicit ValidateCommand(OptionParser* program)
       : TraceCommand(program->AddCommand("validate", "List everything that is wrong with a trace"),
                      "print nothing; the exit status says it") {
-    options_->AddFlag({.name = "--strict", .help = "warnings make the trace bad, too"}, &strict_);
+    options_->AddFlag({"--strict", "", "warnings make the trace bad, too"}, &strict_);
     options_->Add({"--max-messages", "N", "most messages of each kind; all are counted [20]"}, 0,
                   std::numeric_limits<int64_t>::max(), &max_messages_);
     for (const char* field : kReaderOptions) BindOption(field, options_, &given_);
@@ -217,19 +218,18 @@ class ConvertCommand final : public Command {
  public:
   explicit ConvertCommand(OptionParser* program)
       : Command(program->AddCommand("convert", "Write a trace in another form")) {
-    options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true,
-                   .file = FileUse::kRead},
-                  &in_);
-    options_->Add(
-        {.name = "OUT", .help = "file to write; - is standard output", .is_required = true,
-         .file = FileUse::kWritten}, &out_);
+    const bool is_required = true;
+    options_->Add({"IN", "", "trace file; - is standard input", "", is_required}, &in_).file =
+        FileUse::kRead;
+    options_->Add({"OUT", "", "file to write; - is standard output", "", is_required}, &out_).file =
+        FileUse::kWritten;
     options_->Add({"--to", "native|mooncake|csv|oracle",
-                   "form to write; oracle is one access per block of a prompt, for "
-                   "libCacheSim [native]"},
+                   "form to write; oracle is one access per block of a prompt, for libCacheSim "
+                   "[native]"},
                   &to_);
-    options_->AddFlag(
-        {.name = "--sort", .help = "accept rows in any order; holds the trace in memory"}, &sort_);
-    options_->AddFlag({.name = "--quiet", .help = "say nothing about what was written"}, &quiet_);
+    options_->AddFlag({"--sort", "", "accept rows in any order; holds the trace in memory"},
+                      &sort_);
+    options_->AddFlag({"--quiet", "", "say nothing about what was written"}, &quiet_);
     BindOptions(kWorkloadGroup, options_, &given_);
     options_->set_footer(kConvertFooter);
   }
@@ -237,9 +237,8 @@ class ConvertCommand final : public Command {
   absl::StatusOr<ExitStatus> Execute() override {
     KVBLOCKS_ASSIGN_OR_RETURN(const auto format, OfOption("--to", ParseTraceFormat(to_)));
     if (sort_ && (given_.has_reorder() || given_.require_sorted())) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(given_.has_reorder() ? "--reorder" : "--require-sorted",
-                       ": got it beside --sort, which accepts rows in any order"));
+      return InvalidArgument(given_.has_reorder() ? "--reorder" : "--require-sorted",
+                             ": got it beside --sort, which accepts rows in any order");
     }
     ConvertOptions options;
     KVBLOCKS_ASSIGN_OR_RETURN(options.reader, ReaderOptionsOf(given_));

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/gen/buckets.h"
 #include "sim/gen/fitted_generator.h"
 #include "sim/gen/generator.h"
@@ -49,8 +50,7 @@ void Fill(const std::vector<int64_t>& values, wl::Histogram* histogram) {
 std::vector<double> Ranks(const std::vector<int64_t>& values) {
   std::vector<size_t> order(values.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return values[a] < values[b]; });
+  std::ranges::stable_sort(order, [&](size_t a, size_t b) { return values[a] < values[b]; });
   std::vector<double> ranks(values.size());
   for (size_t begin = 0, end; begin < order.size(); begin = end) {
     for (end = begin; end < order.size() && values[order[end]] == values[order[begin]]; ++end) {
@@ -150,7 +150,7 @@ absl::StatusOr<wl::Workload> FitTrace(TraceReader& reader) {
     all.push_back(seen);
   }
   if (all.empty()) {
-    return absl::InvalidArgumentError("got a trace without a request that runs, expected one");
+    return InvalidArgument("got a trace without a request that runs, expected one");
   }
   wl::Workload workload;
   workload.set_workload("like-a-trace");
@@ -176,7 +176,7 @@ absl::StatusOr<CurveDifference> CompareCurves(const OrderRun& first, TraceReader
   for (const OrderRun* run : {&first, &b}) {
     for (const HitCurve::Piece& piece : run->curve.pieces()) sizes.push_back(piece.first - 1);
   }
-  std::sort(sizes.begin(), sizes.end());
+  std::ranges::sort(sizes);
   for (const int64_t size : sizes) {
     const CurvePair at = pair(size);
     if (at.off() > difference.greatest.off()) difference.greatest = at;

@@ -19,6 +19,7 @@
 #include "kvblocks/attention_cuda.h"
 #endif
 #include "checks/status_macros.h"
+#include "kvblocks/check.h"
 #include "sim/commands/commands.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
@@ -99,23 +100,20 @@ class VerifyCommand final : public Command {
   explicit VerifyCommand(OptionParser* program)
       : Command(program->AddCommand("verify", "Replay a trace with real tensors and check them")),
         input_(options_) {
-    const char* kVerify = "Verification";
-    options_->Add({"--rows", "N", "query rows attended per step and layer; 0: all [32]", kVerify},
-                  0, int64_t{1} << 40, &rows_);
-    options_->Add(
-        {"--max-tokens", "TOKENS", "stop when so many are computed; 0: never [0]", kVerify}, 0,
-        int64_t{1} << 60, &max_tokens_);
-    options_->Add({"--layers-per-group", "N", "small layers per KV-cache group [1]", kVerify}, 1,
+    options_->BeginGroup("Verification");
+    options_->Add({"--rows", "N", "query rows attended per step and layer; 0: all [32]"}, 0,
+                  int64_t{1} << 40, &rows_);
+    options_->Add({"--max-tokens", "TOKENS", "stop when so many are computed; 0: never [0]"}, 0,
+                  int64_t{1} << 60, &max_tokens_);
+    options_->Add({"--layers-per-group", "N", "small layers per KV-cache group [1]"}, 1,
                   kMaxLayersPerGroup, &layers_);
-    options_->AddFlag(
-        {.name = "--poison", .help = "fill void blocks with NaN [on]", .group = kVerify},
-        [this](bool value) { poison_ = value; });
-    options_->Add({"--backend", "cpu|cpu_reference|cuda", "does the paged side [cpu]", kVerify},
-                  &backend_);
-    options_->Add({"--threads", "N", "0: one per processor [0]", kVerify}, 0, kMaxThreads,
-                  &threads_);
-    output_.AddJson(options_, "Output");
-    output_.AddTerminal(options_, "Output", "no progress line");
+    options_->AddFlag({"--poison", "", "fill void blocks with NaN [on]"},
+                      [this](bool value) { poison_ = value; });
+    options_->Add({"--backend", "cpu|cpu_reference|cuda", "does the paged side [cpu]"}, &backend_);
+    options_->Add({"--threads", "N", "0: one per processor [0]"}, 0, kMaxThreads, &threads_);
+    options_->BeginGroup("Output");
+    output_.AddJson(options_);
+    output_.AddTerminal(options_, "no progress line");
     input_.AddOptions();
     options_->set_footer(kVerifyFooter);
   }
@@ -198,7 +196,7 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
   }
   std::vector<std::string> planned;
   for (const auto& group : found.groups()) {
-    if (std::find(planned.begin(), planned.end(), group.planned_rows()) == planned.end()) {
+    if (std::ranges::find(planned, group.planned_rows()) == planned.end()) {
       planned.push_back(group.planned_rows());
     }
   }
@@ -290,7 +288,7 @@ absl::StatusOr<ExitStatus> VerifyCommand::Execute() {
   KVBLOCKS_ASSIGN_OR_RETURN(const auto tiers, MakeTiers(setup));
   options.tiers = tiers.get();
   if (tiers != nullptr && tiers->NeedsEvents()) {
-    return absl::InvalidArgumentError(
+    return InvalidArgument(
         "--tier: got store=on-evict in the first tier, expected another one: what the "
         "device evicts is known when its block has been written anew");
   }

@@ -134,7 +134,7 @@ void AddMetrics(const pb::Comparison& comparison, TextPage& page) {
     }
   }
   for (const pb::MetricChange& change : comparison.changes()) {
-    if (std::count(headline.begin(), headline.end(), &change) == 0) others.push_back(&change);
+    if (std::ranges::count(headline, &change) == 0) others.push_back(&change);
   }
   for (const auto& [what, changes] : {std::pair("headline", headline), {"metric", others}}) {
     if (changes.empty()) continue;

@@ -31,8 +31,8 @@ void Distribution::AddRun(int64_t value, int64_t count) {
 
 void Distribution::Sort() {
   const auto less = [](const Run& a, const Run& b) { return a.value < b.value; };
-  if (std::is_sorted(runs_.begin(), runs_.end(), less)) return;
-  std::sort(runs_.begin(), runs_.end(), less);
+  if (std::ranges::is_sorted(runs_, less)) return;
+  std::ranges::sort(runs_, less);
   size_t kept = 0;
   for (size_t i = 1; i < runs_.size(); ++i) {
     if (runs_[i].value == runs_[kept].value) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "kvblocks/check.h"
 #include "sim/trace/decimal.h"
 
 namespace kvblocks::sim {
@@ -44,10 +45,10 @@ absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name) {
     warmup.share_ppm = *ppm;
     return warmup;
   }
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       name, " is \"", absl::string_view(text.data(), text.size()),
       "\", expected a share of the requests from 0 to 1 (0.5, six digits at most), a number of "
-      "requests (1000) or a time (60s)"));
+      "requests (1000) or a time (60s)");
 }
 
 std::string DescribeWarmup(const Warmup& warmup) {
@@ -288,9 +289,8 @@ void HitGroups::FillNames(const Names& names,
   std::vector<const Names::value_type*> sorted;
   for (const auto& entry : names) sorted.push_back(&entry);
   // Equal ones stay in the order of their names.
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) {
-    return a->second.queried > b->second.queried;
-  });
+  std::ranges::stable_sort(
+      sorted, [](const auto* a, const auto* b) { return a->second.queried > b->second.queried; });
   const size_t listed = sorted.size() <= kMaxNames ? sorted.size() : kMaxNames - 1;
   for (size_t i = 0; i < listed; ++i) FillOne(sorted[i]->first, sorted[i]->second, out->Add());
   if (listed == sorted.size()) return;
@@ -364,8 +364,7 @@ void HitReuseSection::Sample(const AdmissionRecord& record) {
   is_staged_ = true;
   // A request that holds a block holds those before it.
   staged_in_use_ =
-      std::find_if(hits.begin(), hits.end(),
-                   [&](BlockId id) { return pool.block(id).ref_count == 0; }) -
+      std::ranges::find_if(hits, [&](BlockId id) { return pool.block(id).ref_count == 0; }) -
       hits.begin();
   const int64_t unit = manager_->hit_alignment();
   facts_->first_hit_use =

@@ -101,8 +101,7 @@ TEST(HumanTableTest, FitsOneScreen) {
     is_name_whole = is_name_whole || is_name;
     if (is_name) continue;
     EXPECT_LE(line.size(), 100u) << line;
-    EXPECT_TRUE(std::all_of(line.begin(), line.end(), [](char c) { return c >= ' ' && c <= '~'; }))
-        << line;
+    EXPECT_TRUE(std::ranges::all_of(line, [](char c) { return c >= ' ' && c <= '~'; })) << line;
     EXPECT_TRUE(line.empty() || line.back() != ' ') << line;
   }
   EXPECT_TRUE(is_name_whole);

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/check.h"
 #include "sim/report/hit_rate_metrics.h"
 #include "sim/trace/decimal.h"
 
@@ -140,9 +141,8 @@ const char* NameOf(SloMetric metric) {
 }
 
 absl::Status Bad(const std::string& part, absl::string_view what) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("slo \"", part, "\": ", what,
-                   "; expected METRIC:LIMIT[:PERCENTILE], like ttft:2s:p99 or tpot:50ms"));
+  return InvalidArgument("slo \"", part, "\": ", what,
+                         "; expected METRIC:LIMIT[:PERCENTILE], like ttft:2s:p99 or tpot:50ms");
 }
 
 std::optional<SimTime> ValueOf(SloMetric metric, const RequestLatency& latency) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "google/protobuf/descriptor.h"
+#include "kvblocks/check.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -86,7 +87,7 @@ class Walk {
     const Descriptor* type = message.GetDescriptor();
     for (int i = 0; i < type->field_count() && !is_full(); ++i) {
       const FieldDescriptor* field = type->field(i);
-      if (std::find(skip.begin(), skip.end(), field->name()) != skip.end()) continue;
+      if (std::ranges::find(skip, field->name()) != skip.end()) continue;
       const Place here = place.Field(field->name());
       if (field->is_repeated()) {
         VisitList(message, field, here);
@@ -172,9 +173,8 @@ absl::StatusOr<std::vector<Metric>> ListMetrics(const Message& message,
   Walk walk(&metrics);
   walk.Visit(message, {}, skip);
   if (walk.is_full()) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("metrics: got more than ", kMostMetricBytes,
-                     " bytes of names and values, expected a report of a replay"));
+    return ResourceExhausted("metrics: got more than ", kMostMetricBytes,
+                             " bytes of names and values, expected a report of a replay");
   }
   return metrics;
 }

@@ -70,8 +70,8 @@ bool MissClassifier::IsResidentIn(GroupId group, const PrefixContent& content,
 
 bool MissClassifier::IsResident(const PrefixContent& content, int64_t block) const {
   if (!chain_groups_.empty()) {
-    return std::any_of(chain_groups_.begin(), chain_groups_.end(),
-                       [&](GroupId g) { return IsResidentIn(g, content, block); });
+    return std::ranges::any_of(chain_groups_,
+                               [&](GroupId g) { return IsResidentIn(g, content, block); });
   }
   for (GroupId g = 0; g < manager_->num_groups(); ++g) {
     if (manager_->group(g).is_cacheable() && IsResidentIn(g, content, block)) return true;
@@ -114,8 +114,7 @@ void MissClassifier::OnAdmissionAttempt(const AdmissionRecord& record) {
       break;
     }
   }
-  const int64_t usable =
-      std::lower_bound(resident_.begin(), resident_.end(), num_allowed) - resident_.begin();
+  const int64_t usable = std::ranges::lower_bound(resident_, num_allowed) - resident_.begin();
   if (usable > 0 && manager_->num_groups() > 1) {
     veto_group_ =
         VetoGroup(content, (resident_[static_cast<size_t>(usable) - 1] + 1) * block_tokens_);

@@ -66,8 +66,8 @@ std::string MergeOpenMetrics(const std::vector<std::string>& texts) {
       const std::string_view line = text.substr(0, text.find('\n') + 1);
       text.remove_prefix(line.size());
       if (line.substr(0, kFamily.size()) == kFamily) {
-        const auto it = std::find_if(families.begin(), families.end(),
-                                     [&](const auto& other) { return other.first == line; });
+        const auto it =
+            std::ranges::find_if(families, [&](const auto& other) { return other.first == line; });
         is_new = it == families.end();
         family = is_new ? &families.emplace_back(line, "").second : &it->second;
       } else if (is_new || line[0] != '#') {

@@ -141,7 +141,7 @@ void AddPlans(const pb::PlanReport& report, TextPage& page) {
   for (const pb::PolicyPlan& plan : report.plans()) {
     for (const pb::PlanAtLength& at : plan.lengths()) lengths.push_back(at.length());
   }
-  std::sort(lengths.begin(), lengths.end());
+  std::ranges::sort(lengths);
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   const auto at = [](const pb::PolicyPlan& plan, int64_t length) -> const pb::PlanAtLength* {
     for (const pb::PlanAtLength& entry : plan.lengths()) {
@@ -172,7 +172,7 @@ void AddPlans(const pb::PlanReport& report, TextPage& page) {
   for (const pb::PolicyPlan& plan : report.plans()) {
     for (const pb::PlanWaste& waste : plan.waste()) {
       const std::pair<std::string, std::string> reason(waste.reason(), waste.of());
-      if (waste.bytes() > 0 && std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) {
+      if (waste.bytes() > 0 && std::ranges::find(reasons, reason) == reasons.end()) {
         reasons.push_back(reason);
       }
     }

@@ -175,8 +175,7 @@ void GroupSection::OnAdmission(const AdmissionRecord& record, SimTime) {
     const auto blocks = record.hits->blocks(static_cast<GroupId>(g));
     // Nulls come first: the blocks before the window.
     const int64_t nulls =
-        std::find_if(blocks.begin(), blocks.end(), [](BlockId b) { return b != kNullBlockId; }) -
-        blocks.begin();
+        std::ranges::find_if(blocks, [](BlockId b) { return b != kNullBlockId; }) - blocks.begin();
     const int64_t found = static_cast<int64_t>(blocks.size()) - nulls;
     (record.is_resume ? groups_[g].resume_hit_blocks : groups_[g].hit_blocks) += found;
     if (!record.is_resume) groups_[g].skipped_blocks += nulls;

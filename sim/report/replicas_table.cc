@@ -133,17 +133,16 @@ void AddTransfers(const pb::Handover& handover, TextPage& page) {
 }
 
 bool IsAnyInLockstep(const pb::Report& report) {
-  return std::any_of(report.rank_groups().begin(), report.rank_groups().end(),
-                     [](const pb::RankGroup& group) { return group.lockstep(); });
+  return std::ranges::any_of(report.rank_groups(),
+                             [](const pb::RankGroup& group) { return group.lockstep(); });
 }
 
 // "1 prefill replica (least-tokens), 3 decode replicas (prefix); ...".
 std::string RolesText(const pb::Report& report) {
   const auto& rows = report.replicas();
   const pb::Handover& setup = report.handover();
-  const auto prefill = std::count_if(rows.begin(), rows.end(), [](const pb::Replica& row) {
-    return row.role() == "prefill";
-  });
+  const auto prefill =
+      std::ranges::count_if(rows, [](const pb::Replica& row) { return row.role() == "prefill"; });
   return absl::StrCat(Plural(prefill, "prefill replica"), " (", setup.prefill_router(), "), ",
                       Plural(rows.size() - prefill, "decode replica"), " (", setup.decode_router(),
                       "); the first token is the ", setup.first_token(), "'s");

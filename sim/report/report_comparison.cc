@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "kvblocks/check.h"
 #include "sim/report/metric_list.h"
 
 namespace kvblocks::sim {
@@ -23,10 +24,10 @@ constexpr std::string_view kNamedAbsolute = ":abs:";
 constexpr size_t kMostText = 200;
 
 absl::Status Wrong(const std::string& text) {
-  return absl::InvalidArgumentError(absl::StrCat(
+  return InvalidArgument(
       "--tolerance: got \"", text.substr(0, kMostText),
       "\", expected a share (0.01), a percentage (1%) or inf, after NAME: for one metric and "
-      "NAME:abs: for absolute change"));
+      "NAME:abs: for absolute change");
 }
 
 unsigned __int128 Magnitude(__int128 value) {
@@ -80,7 +81,7 @@ absl::StatusOr<Tolerance> Tolerance::Parse(const std::string& text) {
   }
   if (!out.name_.empty()) {
     out.parts_ = SplitMetricName(out.name_);
-    if (std::count(out.parts_.begin(), out.parts_.end(), "") > 0) return Wrong(text);
+    if (std::ranges::count(out.parts_, "") > 0) return Wrong(text);
   }
   if (limit == "inf") {
     out.is_infinite_ = true;
@@ -357,16 +358,16 @@ std::string Similar(const std::string& name, const std::vector<Pair>& pairs) {
 absl::Status CheckNames(const ToleranceSet& tolerances, const std::vector<Pair>& pairs) {
   for (const Tolerance& tolerance : tolerances.all()) {
     if (tolerance.name().empty()) continue;
-    const bool is_used = std::any_of(pairs.begin(), pairs.end(), [&](const Pair& pair) {
+    const bool is_used = std::ranges::any_of(pairs, [&](const Pair& pair) {
       const Metric& metric = pair.any();
       return tolerance.Matches(SplitMetricName(metric.list.empty() ? metric.name : metric.list));
     });
     if (is_used) continue;
     const std::string similar = Similar(tolerance.name(), pairs);
-    return absl::InvalidArgumentError(absl::StrCat(
+    return InvalidArgument(
         "--tolerance: got \"", tolerance.text(),
         "\", expected a name, or parts of it, that kvsim compare --all lists, such as ",
-        similar.empty() ? "whole_run.token_hit_rate or latency.ttft" : similar));
+        similar.empty() ? "whole_run.token_hit_rate or latency.ttft" : similar);
   }
   return absl::OkStatus();
 }

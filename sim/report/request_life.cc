@@ -5,6 +5,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "kvblocks/check.h"
 #include "sim/report/report_section.h"
 #include "sim/report/tier_section.h"
 
@@ -33,13 +34,11 @@ absl::StatusOr<RequestSelector> RequestSelector::Parse(std::string_view text) {
   const bool is_number = selector.kind_ != Kind::kId;
   const int64_t low = selector.kind_ == Kind::kLine ? 1 : 0;
   if (is_number && (!absl::SimpleAtoi(number, &selector.number_) || selector.number_ < low)) {
-    return absl::InvalidArgumentError(absl::StrCat("got \"", std::string(text),
-                                                   "\", expected a whole number of ", low,
-                                                   " or more behind the colon"));
+    return InvalidArgument("got \"", std::string(text), "\", expected a whole number of ", low,
+                           " or more behind the colon");
   }
   if (!is_number && selector.id_.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("got \"", std::string(text), "\", expected an id, row:N or line:N"));
+    return InvalidArgument("got \"", std::string(text), "\", expected an id, row:N or line:N");
   }
   return selector;
 }

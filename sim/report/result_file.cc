@@ -8,6 +8,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "google/protobuf/util/json_util.h"
+#include "kvblocks/check.h"
 #include "sim/cost/sim_time.h"
 #include "sim/report/distribution.h"
 #include "sim/report/latency_metrics.h"
@@ -25,7 +26,7 @@ constexpr size_t kMaxReportBytes = size_t{64} << 20;
 constexpr const char* kExpected = "expected a report of kvsim replay --json";
 
 absl::Status Error(const std::string& file, const std::string& text) {
-  return absl::InvalidArgumentError(absl::StrCat(file, ": error: ", text));
+  return InvalidArgument(file, ": error: ", text);
 }
 
 std::string_view Trimmed(std::string_view text) {
@@ -64,7 +65,7 @@ absl::Status FromJson(std::string_view json, bool ignore_unknown, pb::Report* ou
   const auto status = google::protobuf::util::JsonStringToMessage(
       google::protobuf::StringPiece(json.data(), json.size()), out, options);
   if (status.ok()) return absl::OkStatus();
-  return absl::InvalidArgumentError(std::string(status.message()));
+  return InvalidArgument(std::string(status.message()));
 }
 
 }  // namespace

@@ -81,7 +81,7 @@ ServerMetrics::ServerMetrics(Options options)
 void ServerMetrics::Observe(Histogram histogram, int64_t value, int64_t count) {
   const std::vector<int64_t>& limits = buckets_[histogram].limits;
   HistogramState& state = state_.histograms[histogram];
-  const auto it = std::lower_bound(limits.begin(), limits.end(), value);
+  const auto it = std::ranges::lower_bound(limits, value);
   state.counts[static_cast<size_t>(it - limits.begin())] += count;
   state.count += count;
   state.sum += static_cast<__int128>(value) * count;

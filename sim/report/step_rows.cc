@@ -1,5 +1,7 @@
 #include "sim/report/step_rows.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <deque>
 #include <iterator>
@@ -10,10 +12,10 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-#include <xxhash.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "kvblocks/check.h"
 #include "sim/report/report_section.h"
 #include "sim/trace/row_source.h"
 
@@ -139,7 +141,7 @@ StepReader::StepReader(std::unique_ptr<ByteSource> source, const std::string& fi
     : file_(file), lines_(std::move(source), kMaxLineBytes) {}
 
 absl::Status StepReader::Error(int64_t line, const std::string& text) const {
-  return absl::InvalidArgumentError(absl::StrCat(file_, ":", line, ": error: ", text));
+  return InvalidArgument(file_, ":", line, ": error: ", text);
 }
 
 absl::StatusOr<std::unique_ptr<StepReader>> StepReader::Create(std::unique_ptr<ByteSource> source,
@@ -181,18 +183,18 @@ absl::Status StepReader::ReadHeader() {
     const bool is_name =
         !name.empty() &&
         name.find_first_not_of("abcdefghijklmnopqrstuvwxyz_0123456789") == std::string_view::npos;
-    if (!is_name || std::find(columns_.begin(), columns_.end(), name) != columns_.end()) {
+    if (!is_name || std::ranges::find(columns_, name) != columns_.end()) {
       return Error(1, absl::StrCat("header: got column ", Shown(name),
                                    ", expected each name once, in small letters"));
     }
     columns_.emplace_back(name);
   }
-  const auto digest = std::find(columns_.begin(), columns_.end(), "digest");
+  const auto digest = std::ranges::find(columns_, "digest");
   if (digest == columns_.end()) {
     return Error(1, "header: got no column digest, expected one");
   }
   digest_column_ = static_cast<size_t>(digest - columns_.begin());
-  const auto replica = std::find(columns_.begin(), columns_.end(), "replica");
+  const auto replica = std::ranges::find(columns_, "replica");
   if (replica != columns_.end()) replica_column_ = static_cast<size_t>(replica - columns_.begin());
   return absl::OkStatus();
 }
@@ -238,7 +240,7 @@ struct CommonColumn {
 };
 
 size_t Find(const std::vector<std::string>& names, const std::string& name) {
-  return static_cast<size_t>(std::find(names.begin(), names.end(), name) - names.begin());
+  return static_cast<size_t>(std::ranges::find(names, name) - names.begin());
 }
 
 std::vector<CommonColumn> Align(const StepReader& a, const StepReader& b,
@@ -328,7 +330,7 @@ void Describe(const std::vector<CommonColumn>& columns, const StepRow* a, const 
 }
 
 bool RowsDiffer(const std::vector<CommonColumn>& columns, const StepRow& a, const StepRow& b) {
-  return std::any_of(columns.begin(), columns.end(), [&](const CommonColumn& column) {
+  return std::ranges::any_of(columns, [&](const CommonColumn& column) {
     return a.fields[column.in_a] != b.fields[column.in_b];
   });
 }

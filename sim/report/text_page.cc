@@ -18,7 +18,7 @@ std::string Bold(const std::string& text) { return absl::StrCat("\033[1m", text,
 }  // namespace
 
 std::string TextPage::Take(int max_lines) {
-  if (std::count(out_.begin(), out_.end(), '\n') > max_lines) {
+  if (std::ranges::count(out_, '\n') > max_lines) {
     for (size_t at; (at = out_.find("\n\n")) != std::string::npos;) out_.erase(at, 1);
   }
   return std::move(out_);

@@ -99,7 +99,7 @@ void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
     p->set_preemptions(point.counts.preemptions);
     p->set_steps(point.counts.steps);
     const auto& missed = point.counts.missed_blocks;
-    if (std::any_of(missed.begin(), missed.end(), [](int64_t blocks) { return blocks > 0; })) {
+    if (std::ranges::any_of(missed, [](int64_t blocks) { return blocks > 0; })) {
       for (const int64_t blocks : missed) p->add_missed_blocks(blocks);
     }
     p->set_first_tokens(point.counts.first_tokens);

@@ -272,23 +272,22 @@ std::optional<SteadyWindow::Edges> SteadyWindow::Find(const Warmup& warmup, cons
   Edges edges = {from, to};
   const auto& admissions = admissions_.entries;
   const auto at_admission = [&](int64_t index) {
-    return std::find_if(admissions.begin(), admissions.end(),
-                        [&](const ThroughputSums& entry) { return entry.admissions >= index; });
+    return std::ranges::find_if(
+        admissions, [&](const ThroughputSums& entry) { return entry.admissions >= index; });
   };
   if (!IsNone(warmup)) {
     const auto entry =
         warmup.kind == Warmup::Kind::kTime
-            ? std::find_if(admissions.begin(), admissions.end(),
-                           [&](const ThroughputSums& e) { return e.time >= warmup.time; })
+            ? std::ranges::find_if(admissions,
+                                   [&](const ThroughputSums& e) { return e.time >= warmup.time; })
             : at_admission(NumRequests(warmup, to.admissions));
     if (entry == admissions.end()) return std::nullopt;
     edges.from = *entry;
   }
   if (!IsNone(cooldown) && cooldown.kind == Warmup::Kind::kTime) {
     const auto& finishes = finishes_.entries;
-    const auto after = std::find_if(finishes.begin(), finishes.end(), [&](const ThroughputSums& e) {
-      return e.time > to.time - cooldown.time;
-    });
+    const auto after = std::ranges::find_if(
+        finishes, [&](const ThroughputSums& e) { return e.time > to.time - cooldown.time; });
     if (after == finishes.begin()) return std::nullopt;
     edges.to = *(after - 1);
   } else if (const int64_t left_out = NumRequests(cooldown, to.admissions);

@@ -26,9 +26,9 @@ void SearchOptions::AddRunOptions(OptionParser* options) {
 }
 
 void SearchOptions::AddOutputOptions(OptionParser* options, const ReportOutput::Files& files) {
-  const char* kOutput = "Output";
-  output_.AddFiles(options, kOutput, files);
-  output_.AddTerminal(options, kOutput, "neither table nor progress");
+  options->BeginGroup("Output");
+  output_.AddFiles(options, files);
+  output_.AddTerminal(options, "neither table nor progress");
 }
 
 absl::Status SearchOptions::Open(const std::string& command, const std::string& default_file) {

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/verify/paged_memory.h"
+#include "kvblocks/check.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/verify/small_plan.h"
 
@@ -95,9 +96,8 @@ std::vector<attention::VerifiedGroup> VerifyingObserver::MakeGroups() {
 
 bool VerifyingObserver::HasIndexer(size_t g) const {
   const std::vector<std::string>& names = manager_->config().groups[g].layer_names;
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
-    return name.find("indexer") != std::string::npos;
-  });
+  return std::ranges::any_of(
+      names, [](const std::string& name) { return name.find("indexer") != std::string::npos; });
 }
 
 // DeepSeek V4's layers with a compressed cache attend to it and to their window at once, V3.2's to
@@ -187,7 +187,7 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   manager_ = info.manager;
   trace_ = info.trace;
   if (manager_->config().native && options_.tiers != nullptr) {
-    status_ = absl::InvalidArgumentError(
+    status_ = InvalidArgument(
         "tiers with the native layout: their slots have no pages of one size to verify; choose "
         "another --layout");
     return;
@@ -222,8 +222,7 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   if (num_layers_ + num_state_layers_ > 0) status_ = MakeMemory(&options);
   if (!status_.ok()) return;
   if (num_layers_ + num_state_layers_ == 0) {
-    status_ = absl::InvalidArgumentError(
-        "no group of the model holds keys or states: nothing to verify");
+    status_ = InvalidArgument("no group of the model holds keys or states: nothing to verify");
     return;
   }
   auto verifier = attention::KvCacheVerifier::Create(std::move(options));
