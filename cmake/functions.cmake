@@ -69,17 +69,19 @@ function(kvblocks_proto_sources out)
   set(${out} ${sources} PARENT_SCOPE)
 endfunction()
 
-# With CMAKE_UNITY_BUILD ten sources of a folder are compiled as one, as with Bazel: half of the time that a small one
-# takes are its headers. What a folder's BUILD.bazel names as separate stays alone, and all of attention/, whose sources
-# are large.
+# With CMAKE_UNITY_BUILD 20 sources of a folder are compiled as one, as with Bazel: half of the time that a small one
+# takes are its headers. What a folder's BUILD.bazel names as separate stays alone, and of attention/ all but its core.
 function(kvblocks_unity_groups)
   foreach(source IN ITEMS ${ARGN})
     get_filename_component(name "${source}" NAME)
     get_filename_component(folder "${source}" DIRECTORY)
-    if(NOT EXISTS "${folder}/BUILD.bazel" OR folder MATCHES "^${PROJECT_SOURCE_DIR}/attention")
+    if(folder MATCHES "^${PROJECT_SOURCE_DIR}/attention/(cache|masks|metadata|ops|tensor)$")
+      set(rules "")
+    elseif(EXISTS "${folder}/BUILD.bazel" AND NOT folder MATCHES "^${PROJECT_SOURCE_DIR}/attention")
+      file(READ "${folder}/BUILD.bazel" rules)
+    else()
       continue()
     endif()
-    file(READ "${folder}/BUILD.bazel" rules)
     string(REGEX MATCH "separate = \\[[^]]*\\]" separate "${rules}")
     string(FIND "${separate}" "\"${name}\"" found)
     if(found GREATER -1)
@@ -87,7 +89,7 @@ function(kvblocks_unity_groups)
     endif()
     file(RELATIVE_PATH folder "${PROJECT_SOURCE_DIR}" "${folder}")
     string(MAKE_C_IDENTIFIER "${folder}" folder)
-    math(EXPR group "(${count_${folder}} + 0) / 10")
+    math(EXPR group "(${count_${folder}} + 0) / 20")
     math(EXPR count_${folder} "${count_${folder}} + 1")
     set_property(SOURCE "${source}" PROPERTY UNITY_GROUP "${folder}_${group}")
   endforeach()
