@@ -101,6 +101,20 @@ TEST(BlockPoolTest, IdsFromOutsideAreChecked) {
   EXPECT_TRUE(pool->CheckTouchable({2, 0, 5, 2}).ok());
 }
 
+// Hits looked up before a removal are checked again when they are taken.
+TEST(BlockPoolTest, RemovalsAndResetsEndTheFreshnessOfLookUps) {
+  const auto pool = Pool({.num_blocks = 3});
+  pool->CacheFullBlocks(CountedTokens(8), Take(*pool, 2), 0, 2, 4, 0);
+  const uint64_t at_look_up = pool->removal_epoch();
+  pool->FreeBlocks({2, 1});
+  Take(*pool, 1);
+  const uint64_t after_removal = pool->removal_epoch();
+  EXPECT_GT(after_removal, at_look_up);
+  pool->FreeBlocks({2});
+  EXPECT_TRUE(pool->ResetPrefixCache());
+  EXPECT_GT(pool->removal_epoch(), after_removal);
+}
+
 TEST(BlockPoolTest, ContentMadeFromHashesReportsNoTokens) {
   const auto pool = Pool({.num_blocks = 8, .enable_events = true});
   const auto table = Take(*pool, 2);
