@@ -1,4 +1,4 @@
-// Errors of absl::Status and absl::StatusOr that are handed on as they are.
+// Errors of absl::Status and absl::StatusOr that are handed on as they are, or cannot be.
 //
 //   KVBLOCKS_RETURN_IF_ERROR(sink->Close());
 //   KVBLOCKS_ASSIGN_OR_RETURN(const auto reader, OpenTrace(path, options));
@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "kvblocks/check.h"
 
 #define KVBLOCKS_STATUS_CONCAT_(a, b) a##b
 #define KVBLOCKS_STATUS_NAME_(prefix, line) KVBLOCKS_STATUS_CONCAT_(prefix, line)
@@ -28,5 +29,12 @@
   auto value = (__VA_ARGS__);                               \
   if (!value.ok()) return std::move(value).status();        \
   declaration = *std::move(value)
+
+// Stops the process: an operation failed that no input can make fail.
+#define KVBLOCKS_CHECK_OK(...)                        \
+  do {                                                \
+    const absl::Status checked = (__VA_ARGS__);       \
+    KVBLOCKS_CHECK(checked.ok(), checked.ToString()); \
+  } while (false)
 
 #endif  // KVBLOCKS_CHECKS_STATUS_MACROS_H_

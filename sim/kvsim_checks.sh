@@ -45,6 +45,27 @@ shows() {
   grep -q -e "$pattern" out || fail "kvsim $*: '$pattern' is not in: $(head -c 700 out)"
 }
 
+# keep FILE ARGUMENT...: it works, and FILE has what is on standard output.
+keep() {
+  local file=$1
+  shift
+  expect 0 '' "$@"
+  cp out "$file"
+}
+
+# alike FILE WHY ARGUMENT...: it works, and what is on standard output is what FILE has.
+alike() {
+  local file=$1 why=$2
+  shift 2
+  expect 0 '' "$@"
+  cmp out "$file" || fail "kvsim $*: $why"
+}
+
+# narrow WHAT: the lines on standard output have at most 100 columns.
+narrow() {
+  [ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] || fail "$1 is wider than 100 columns"
+}
+
 # says PATTERN ARGUMENT...: it works, and PATTERN is in standard output with all white space as one blank.
 says() {
   local pattern=$1

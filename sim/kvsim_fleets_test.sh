@@ -3,18 +3,14 @@
 . "$(dirname "$0")/kvsim_checks.sh"
 
 # --- Several replicas ---
-expect 0 '' replay --num-blocks=2000 --json
-cp out alone.json
-expect 0 '' replay --num-blocks=2000 --json --replicas=1
-cmp out alone.json || fail "one replica is not what a replay is"
+keep alone.json replay --num-blocks=2000 --json
+alike alone.json "one replica is not what a replay is" replay --num-blocks=2000 --json --replicas=1
 fleet="--num-blocks=2000 --replicas=3"
-expect 0 '' replay $fleet --router=prefix --json --router-temperature=2 --event-loss=0.1
-cp out fleet.json
+keep fleet.json replay $fleet --router=prefix --json --router-temperature=2 --event-loss=0.1
 expect 0 '' replay $fleet --router=prefix --json --router-temperature=2 --event-loss=0.1 --router-seed=1
 cmp -s out fleet.json && fail "a router draws alike with another seed"
 shows '^claims .* too high for 0 requests' replay $fleet --router=oracle
-[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
-  fail "the table of a fleet is wider than 100 columns"
+narrow "the table of a fleet"
 shows 'was sent to replica [0-2] at .* by prefix' explain $fleet --router=prefix --request=row:40
 expect 2 'needs --request' explain $fleet
 expect 2 'no such request' explain $fleet --request=row:99999999
@@ -25,13 +21,10 @@ expect 2 '^kvsim replay: --hit-weight: got "-1", expected a number from 0' repla
 expect 2 '^kvsim replay: --session-factor: got "0.5", expected 0, or' replay $fleet --router=session --session-factor=0.5
 expect 2 '^kvsim replay: --router-delay: got "5", expected a time' replay $fleet --router-delay=5
 # What is not asked for has its default, wherever it is asked.
-expect 0 '' replay $fleet --router=prefix --event-loss=0.1 --print-config
-cp out fleet.textproto
+keep fleet.textproto replay $fleet --router=prefix --event-loss=0.1 --print-config
 grep -q '^router: "prefix"' out || fail "the configuration of a fleet names no router"
-expect 0 '' replay $fleet --router=prefix --event-loss=0.1 --json
-cp out asked.json
-expect 0 '' replay --config=fleet.textproto --json
-cmp out asked.json || fail "a fleet's configuration is another fleet"
+keep asked.json replay $fleet --router=prefix --event-loss=0.1 --json
+alike asked.json "a fleet's configuration is another fleet" replay --config=fleet.textproto --json
 expect 2 'replicas: got 3, expected 1: this command runs one replica' curve --config=fleet.textproto
 expect 2 'unknown option --replicas' verify --replicas=2
 # One and several replicas have one report.
@@ -40,8 +33,7 @@ expect 1 '' compare alone.json fleet.json --tolerance=0 --html=both.html
 grep -q 'replicas\[1\].report.totals.steps' out || fail "compare names no figure of a replica: $(head -c 600 out)"
 # Data-parallel ranks: those of a model with experts step together, others do not.
 ranks="--num-blocks=2000 --dp=4"
-expect 0 '' replay $ranks --model=gpt-oss-20b --expert-parallel --json
-cp out ranks.json
+keep ranks.json replay $ranks --model=gpt-oss-20b --expert-parallel --json
 [ "$(grep -c '"dummySteps"\|"dummy_steps"' ranks.json)" -eq 4 ] || fail "four ranks in lockstep have no dummy steps each"
 grep -q '"router": "data-parallel"' ranks.json || fail "ranks have another balancer than the engine's"
 shows '^fleet  *1 replica of 4 data-parallel ranks in lockstep' replay --num-blocks=2000 --replica=dp=4 --model=gpt-oss-20b --expert-parallel
@@ -65,12 +57,10 @@ for replica in 0 1 2; do
 done
 [ "$(grep -c '^consistent  *yes' out)" -eq 3 ] || fail "the events of a fleet have problems: $(cat out)"
 # Replicas of several kinds.
-expect 0 '' replay --num-blocks=2000 --replica=2:device=h200:tensor-parallel=2 --replica=num-blocks=1000 --router=prefix --json
-cp out mixed.json
+keep mixed.json replay --num-blocks=2000 --replica=2:device=h200:tensor-parallel=2 --replica=num-blocks=1000 --router=prefix --json
 grep -q '"options": "device=h200 tensor-parallel=2"' mixed.json || fail "a fleet does not say how replicas differ"
 [ "$(grep -c '"requests_sent"' mixed.json)" -eq 3 ] || fail "a fleet of 2 and 1 has not 3 replicas"
-expect 0 '' replay --num-blocks=2000 --replica='2:device=h200:tensor-parallel=2;num-blocks=1000' --router=prefix --json
-cmp out mixed.json || fail "kinds that are parted by ; are others"
+alike mixed.json "kinds that are parted by ; are others" replay --num-blocks=2000 --replica='2:device=h200:tensor-parallel=2;num-blocks=1000' --router=prefix --json
 expect 0 '' replay --num-blocks=2000 --replica=3 --router=prefix
 sed 1d out >alike
 expect 0 '' replay $fleet --router=prefix
@@ -91,8 +81,7 @@ awk 'BEGIN { for (i = 0; i < 400; i++) printf "{\"timestamp\": %d, \"input_lengt
 for router in round-robin "random --max-queue-time=4ms"; do
   plain="plain.jsonl --replicas=3 --num-blocks=200 --router=$router"
   for run in 1 2; do
-    expect 0 '' replay $plain --csv=t$run.csv --html=t$run.html --events=t$run.kvlog --json-file=t$run.json
-    cp out t$run.txt
+    keep t$run.txt replay $plain --csv=t$run.csv --html=t$run.html --events=t$run.kvlog --json-file=t$run.json
   done
   for output in csv html kvlog json txt; do
     cmp t1.$output t2.$output || fail "a second run writes another $output with $router"
@@ -190,8 +179,7 @@ plan="--num-blocks=2000 --replicas=2 --router=prefix --speedup=4"
 says '"requests_finished": 396,' replay $plan --json --scale=20s:crash@0,40s:start,80s:stop@1 --start-time=10s
 says 'fleet 2 replicas .* 1 start (1 again), 1 stop, 1 crash lost [1-9].* requests* by crashes' \
   replay $plan --scale=20s:crash@0,40s:start,80s:stop@1 --start-time=10s
-[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
-  fail "the table of a plan is wider than 100 columns"
+narrow "the table of a plan"
 says '"requests_failed": [1-9]' replay $plan --scale=20s:crash=2,21s:start --lost-requests=fail --json
 says '"requests_finished": 396,' replay --json --num-blocks=2000 --speedup=20 --scale-rule=queue:0.1:2 --max-replicas=3
 expect 3 'requests wait at the router, the first is' replay $plan --scale=20s:crash=2
@@ -207,11 +195,9 @@ expect 2 'expected no shared tier with one replica' replay --num-blocks=400 --ti
 loaded() { sed -n 's/.*"loaded_tokens": \([0-9]*\).*/\1/p' out | head -1; }
 expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier
 own=$(loaded)
-expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
-cp out shared.json
+keep shared.json replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
 [ "$(loaded)" -gt "$((own * 5 / 4))" ] || fail "a shared tier gives $(loaded) tokens, tiers of their own $own"
-expect 0 '' replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
-cmp out shared.json || fail "two runs over a shared tier differ"
+alike shared.json "two runs over a shared tier differ" replay --num-blocks=400 --replicas=3 --json --check-invariants --tier=$tier:shared
 expect 2 'two have the name' replay --num-blocks=400 --replicas=3 --tier=host:1GiB:read=20GB/s,$tier:shared
 expect 0 '' replay --num-blocks=400 --replicas=3 --tier=near:1GiB:read=20GB/s,$tier:shared
 grep -q '^tiers .* loaded' out && grep -q '^host  *shared; ' out || fail "no tiers of a fleet: $(cat out)"

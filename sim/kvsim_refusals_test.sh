@@ -12,12 +12,10 @@ echo '{"architectures": ["NoSuchModel"]}' >broken.json
 echo 'prefill_replicas: 1 decode_replicas: 1' >split.textproto
 head -c 17000000 /dev/zero | tr '\0' '\n' >too-long.txtpb
 cp too-long.txtpb too-long.json
-expect 0 '' replay --json --num-blocks=2000 --steps=a.csv.gz --csv=rows.csv
-cp out a.json
+keep a.json replay --json --num-blocks=2000 --steps=a.csv.gz --csv=rows.csv
 cp out first.json
 cp out second.json
-expect 0 '' replay --json --num-blocks=1500 --steps=again.csv
-cp out b.json
+keep b.json replay --json --num-blocks=1500 --steps=again.csv
 head -c 5000 a.json >cut.json
 head -c 5000 again.csv >cut.csv
 sed 's/"schema_version": 2,/"schema_version": 3,/' a.json >later.json

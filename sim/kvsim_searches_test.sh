@@ -4,10 +4,8 @@
 
 # --- Curves ---
 shows '^answers .*50 % of the possible hits need' curve
-[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
-  fail "the curve's table is wider than 100 columns"
-expect 0 '' curve --json --csv=curve.csv
-cp out curve.json
+narrow "the curve's table"
+keep curve.json curve --json --csv=curve.csv
 expect 0 '' curve --json-file=curve2.json --quiet --threads=1
 [ -s out ] && fail "curve --quiet prints"
 cmp curve.json curve2.json || fail "one thread gives another curve"
@@ -74,14 +72,12 @@ shows 'blocks for 50 / 90 / 99 % of these: n/a, windows' replay --model=gpt-oss-
 expect 3 'no requests' curve --end=0.001s --start=0s --limit=1
 
 # --- Sweeps ---
-expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --threads=1 --csv=one.csv \
+keep one.txt sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --threads=1 --csv=one.csv \
   --html=one.html --pareto=hit-rate,pool-gib --results=one.jsonl
-cp out one.txt
 grep -q '"on_front":true' one.html || fail "the page of a sweep has no front"
 # Finished points are not replayed again, and a specification says the same as options.
 expect 0 'has 4 finished points' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --results=one.jsonl
-expect 0 '' sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --print-spec
-cp out grid.textproto
+keep grid.textproto sweep --limit=100 --grid num-blocks=300,600 --grid block-size=16,32 --print-spec
 expect 0 '' point --spec=grid.textproto --list
 [ "$(wc -l <out)" -eq 4 ] || fail "point --list has not 4 points"
 cut -d' ' -f2 out | sort >names
@@ -153,10 +149,8 @@ awk "BEGIN { exit !($worse > $none && $even <= $none) }" ||
 # --- Prefill and decode replicas are options like others: which division, and how many ---
 limits='--speedup=60 --slo=ttft:200ms,tpot:12ms'
 divisions="sweep $limits --grid prefill-replicas=1,2 --grid decode-replicas=1,2 --pareto=good-share --where replicas<=3"
-expect 0 '' $divisions --json
-cp out divisions.json
-expect 0 '' $divisions --json --threads=1
-cmp out divisions.json || fail "one thread finds another division"
+keep divisions.json $divisions --json
+alike divisions.json "one thread finds another division" $divisions --json --threads=1
 # What the sweep says of one is what its replay says.
 expect 0 '' replay --prefill-replicas=1 --decode-replicas=2 $limits --json
 share=$(grep -o '"good_share": [0-9.e-]*' out | head -1 | cut -d' ' -f2)

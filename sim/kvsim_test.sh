@@ -51,8 +51,7 @@ expect 2 'expected one of bash, zsh, words' completion fish
 
 shows '^hit rate .* of prompt tokens' replay
 [ "$(wc -l <out)" -le 45 ] || fail "the table has more than 45 lines"
-[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
-  fail "the table is wider than 100 columns"
+narrow "the table"
 grep -q $'\033' out && fail "escapes in a pipe"
 expect 0 '' replay --color=always
 grep -q $'\033' out || fail "no colour with --color=always"
@@ -60,10 +59,8 @@ expect 0 '' replay --quiet
 [ -s out ] && fail "--quiet prints"
 
 # --- The same run gives the same bytes ---
-expect 0 '' replay --json
-cp out first.json
-expect 0 '' replay --json --json-file=second.json --csv=rows.csv
-cmp first.json out || fail "two runs differ"
+keep first.json replay --json
+alike first.json "two runs differ" replay --json --json-file=second.json --csv=rows.csv
 cmp first.json second.json || fail "--json-file differs from --json"
 head -c1 first.json | grep -q '{' || fail "--json prints no JSON"
 grep -q '"time_source": "measured kernels, uncalibrated"' first.json || fail "no time source in the report"
@@ -72,16 +69,12 @@ grep -q "\"requests_arrived\": $rows\b" first.json || fail "$rows rows are not a
 [ "$(awk -F, '{ print NF }' rows.csv | sort -u | wc -l)" -eq 1 ] || fail "ragged CSV"
 
 # --- Configurations ---
-expect 0 '' replay --print-config --num-blocks=300 --free-order=append_all --no-chunked-prefill \
+keep config.textproto replay --print-config --num-blocks=300 --free-order=append_all --no-chunked-prefill \
   --slo=ttft:2s --time=fixed
-cp out config.textproto
-expect 0 '' replay --config config.textproto --print-config
-cmp config.textproto out || fail "--print-config does not read back"
-expect 0 '' replay --json --num-blocks=300 --free-order=append_all --no-chunked-prefill \
+alike config.textproto "--print-config does not read back" replay --config config.textproto --print-config
+keep by_flags.json replay --json --num-blocks=300 --free-order=append_all --no-chunked-prefill \
   --slo=ttft:2s --time=fixed
-cp out by_flags.json
-expect 0 '' replay --json --config config.textproto
-cmp by_flags.json out || fail "the printed configuration replays differently"
+alike by_flags.json "the printed configuration replays differently" replay --json --config config.textproto
 shows '^num_blocks: 400$' replay --config config.textproto --num-blocks=400 --print-config
 for policy in arc hazard; do
   shows "evicts by $policy" replay --num-blocks=300 --eviction-policy=$policy --time=fixed
@@ -111,12 +104,10 @@ expect 2 'got store=on-evict in the first tier' verify --tier=host:1GiB:read=20G
 shows '^lookahead_hashes: false$' replay --print-config --tier=host:2GiB:read=20GB/s --drafter=eagle --num-draft-tokens=1
 # Some loads fail: the same requests do in each run, and every request ends.
 for policy in fail recompute; do
-  expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
+  keep first.json replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
     --load-failure-policy=$policy
-  cp out first.json
-  expect 0 '' replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
+  alike first.json "loads fail in another way the second time" replay --num-blocks=400 --tier=host:2GiB:read=20GB/s --load-failures=0.3 --json --check-invariants \
     --load-failure-policy=$policy
-  cmp out first.json || fail "loads fail in another way the second time"
   failed=$(sed -n 's/.*"requests_failed": \([0-9]*\).*/\1/p' out)
   loads=$(sed -n 's/.*"failed_loads": \([0-9]*\).*/\1/p' out)
   finished=$(sed -n 's/.*"requests_finished": \([0-9]*\).*/\1/p' out)
@@ -215,12 +206,10 @@ groups {
   num_layers: 8
 }
 END
-expect 0 '' replay --kv-cache-config groups.textproto --num-blocks=4000 --json
-cp out groups.json.report
+keep groups.json.report replay --kv-cache-config groups.textproto --num-blocks=4000 --json
 grep -q '"kind": "sliding_window"' out || fail "no second group"
 write_groups
-expect 0 '' replay --kv-cache-config groups.json --num-blocks=4000 --json
-cmp out groups.json.report || fail "groups in JSON replay differently"
+alike groups.json.report "groups in JSON replay differently" replay --kv-cache-config groups.json --num-blocks=4000 --json
 # A kind that only the full loader knows, and a pool sized by the device.
 cat >mamba.textproto <<'END'
 groups {
@@ -229,10 +218,8 @@ groups {
 }
 END
 shows '"kind": "mamba"' replay --kv-cache-config mamba.textproto --json
-expect 0 '' replay --kv-cache-config mamba.textproto --num-blocks=500 --print-config
-cp out mamba_config.textproto
-expect 0 '' replay --config mamba_config.textproto --print-config
-cmp mamba_config.textproto out || fail "a configuration with groups does not read back"
+keep mamba_config.textproto replay --kv-cache-config mamba.textproto --num-blocks=500 --print-config
+alike mamba_config.textproto "a configuration with groups does not read back" replay --config mamba_config.textproto --print-config
 shows 'KV-cache groups' replay --model=gemma-3-27b --device=h200 --tensor-parallel=2
 
 # --- Encoders ---
@@ -258,10 +245,8 @@ says '2 replicas' replay speech.jsonl $whisper --num-blocks=400 --replicas=2
 # shellcheck disable=SC2086
 expect 0 '' explain speech.jsonl $whisper --num-blocks=400
 # shellcheck disable=SC2086
-expect 0 '' replay speech.jsonl $whisper --num-blocks=400 --print-config
-cp out printed.textproto
-expect 0 '' replay --config printed.textproto --print-config
-cmp printed.textproto out || fail "a configuration with an encoder does not read back"
+keep printed.textproto replay speech.jsonl $whisper --num-blocks=400 --print-config
+alike printed.textproto "a configuration with an encoder does not read back" replay --config printed.textproto --print-config
 says "the trace has encoders' inputs of 300 tokens, and the model no cross attention" replay speech.jsonl
 # The second input does not fit beside the first, and waits.
 # shellcheck disable=SC2086
@@ -286,8 +271,7 @@ END
 
 # --- Plans ---
 expect 0 '' plan --model=gemma-3-27b --device=h200 --tp=2 --max-model-len=131072
-[ "$(awk '{ if (length($0) > m) m = length($0) } END { print m }' out)" -le 100 ] ||
-  fail "the plan is wider than 100 columns"
+narrow "the plan"
 grep -q '^ *sliding_window  *52 ' out || fail "no line for the window layers"
 shows '"policy": "upstream"' plan --model=gemma-3-27b --device=h200 --tp=2 --json
 # Ten full and 52 window layers in seven tables.
@@ -306,8 +290,7 @@ write_trace
 "$kvsim" replay - --json <trace.jsonl >out 2>err || fail "standard input: $(cat err)"
 grep -q '"hit": 512' out || fail "wrong hits from standard input"
 sed 's/"name": "-"/"name": "trace.jsonl"/; s/"trace": "-"/"trace": "trace.jsonl"/' out >from_pipe
-expect 0 '' replay trace.jsonl --json
-cmp from_pipe out || fail "a pipe and a file differ"
+alike from_pipe "a pipe and a file differ" replay trace.jsonl --json
 expect 0 'requests written' convert trace.jsonl trace.kvt
 shows '"shared_tokens": 512' stats trace.kvt --json
 shows 'requests' stats trace.jsonl
@@ -344,14 +327,10 @@ sed -n '/^  "first_admission_misses"/,/^  }/p' out | tr -d ' ' >explained
 [ -s replayed ] || fail "no causes in the report"
 cmp replayed explained || fail "explain and replay count differently"
 cp out first.json
-expect 0 '' explain --num-blocks=2000 --json
-cmp first.json out || fail "two explanations differ"
-expect 0 '' explain --num-blocks=2000
-cp out by_flags.txt
-expect 0 '' replay --num-blocks=2000 --print-config
-cp out config.textproto
-expect 0 '' explain --config config.textproto
-cmp by_flags.txt out || fail "explain reads another configuration"
+alike first.json "two explanations differ" explain --num-blocks=2000 --json
+keep by_flags.txt explain --num-blocks=2000
+keep config.textproto replay --num-blocks=2000 --print-config
+alike by_flags.txt "explain reads another configuration" explain --config config.textproto
 shows 'prefix caching is off' explain --no-prefix-caching
 expect 3 'no progress' explain --num-blocks=20 --too-big=run
 
@@ -422,10 +401,8 @@ split='--prefill-replicas=1 --decode-replicas=1'
 says 'hand-over, ms .* transfer, ms .* decode, ms .* throughput 61.17 s: ' replay $split --speedup=10
 says '; [1-9][0-9]* requests* more computed where they decode' replay $split --speedup=10 --local-tokens=100
 # Next to a connector no hash looks ahead, and the last hit block is dropped (V-10).
-expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
-cp out dropped.json
-expect 0 '' replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
-cmp out dropped.json || fail "hashes look ahead next to a connector"
+keep dropped.json replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --json
+alike dropped.json "hashes look ahead next to a connector" replay $split --speedup=10 --num-draft-tokens=2 --drafter=eagle --no-lookahead-hashes --json
 expect 2 'lookahead-hashes: got true, .*those that send or fetch KV' replay $split --lookahead-hashes
 expect 1 '' replay $split --speedup=10 --slo=ttft:1ms:p99 --quiet --json
 grep -q '"requests_local": 0' out || fail "replay --json of two kinds has no totals"

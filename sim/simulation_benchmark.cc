@@ -6,6 +6,7 @@
 #include <string>
 
 #include "benchmark/benchmark.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "kvblocks/kv_cache_spec.h"
 #include "sim/cost/step_time_model.h"
@@ -65,8 +66,7 @@ SimulationResult RunOrDie(const SimulationConfig& config, TraceReader* reader) {
   const auto step_time = MakeFixedStepTime(20 * kMillisecond);
   const auto simulation = Simulation::Create(config, reader, step_time->get(), {});
   KVBLOCKS_CHECK(simulation.ok(), simulation.status().ToString());
-  const absl::Status status = (*simulation)->Run();
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK((*simulation)->Run());
   return (*simulation)->result();
 }
 

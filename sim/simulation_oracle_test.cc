@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "kvblocks/eviction.h"
 #include "rapidcheck/gtest.h"
 #include "sim/cost/pipeline.h"
+#include "sim/testing/draw.h"
 #include "sim/testing/naive_engine.h"
 #include "sim/testing/replay.h"
 
@@ -23,25 +22,22 @@ enum class Loads { kNone, kSome };
 enum class Stages { kOne, kSome };
 enum class Encoder { kNone, kSome };
 
-void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::kNone,
-                Stages stages = Stages::kOne, Encoder encoder = Encoder::kNone) {
-  std::mt19937_64 engine(seed);
-  const auto draw = [&](int64_t low, int64_t high) {
-    return low + static_cast<int64_t>(engine() % static_cast<uint64_t>(high - low + 1));
-  };
-  NaiveOptions o{};
+void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads, Stages stages,
+                Encoder encoder) {
+  Draw draw(seed);
+  NaiveOptions o;
   o.async = async;
   o.block_size = draw(1, 4);
   o.num_blocks = draw(5, 24);
-  o.budget = draw(4, 30);
-  o.max_seqs = draw(2, 6);
+  o.max_num_batched_tokens = draw(4, 30);
+  o.max_num_seqs = draw(2, 6);
   o.max_len = draw(12, 50);
-  o.threshold = draw(0, 2) == 0 ? draw(1, 8) : 0;
-  o.drafts = draw(0, 1) * draw(1, 3);
-  o.lookahead = draw(0, 1) * o.drafts;
-  o.accepted = draw(0, o.drafts);
-  o.chunked = draw(0, 3) != 0;
-  if (!o.chunked) o.budget = o.max_len;
+  o.long_prefill_token_threshold = draw(0, 2) == 0 ? draw(1, 8) : 0;
+  o.num_draft_tokens = draw(0, 1) * draw(1, 3);
+  o.num_lookahead_tokens = draw(0, 1) * o.num_draft_tokens;
+  o.acceptance.fixed = draw(0, o.num_draft_tokens);
+  o.enable_chunked_prefill = draw(0, 3) != 0;
+  if (!o.enable_chunked_prefill) o.max_num_batched_tokens = o.max_len;
   o.policy = static_cast<SchedulingPolicy>(
       draw(0, 2) == 0 ? draw(2, static_cast<int64_t>(SchedulingPolicy::kNoEvict)) : draw(0, 1));
   o.policy_seed = seed;
@@ -50,19 +46,22 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   if (is_long) {
     o.num_blocks = draw(30, 120);
     o.max_len = draw(40, 80);
-    o.budget = o.chunked ? draw(8, 90) : o.max_len;
+    o.max_num_batched_tokens = o.enable_chunked_prefill ? draw(8, 90) : o.max_len;
   }
-  o.gate = draw(0, 1) == 0;
+  o.reserve_full_isl = draw(0, 1) == 0;
   o.append_all = draw(0, 2) == 0;
   o.watermark_blocks = draw(0, 1) * draw(0, 2);
   o.as_in_033 = draw(0, 2) != 0;
-  o.adaptive = draw(0, 2) == 0;
-  o.scheduled_budget = draw(0, 3) == 0 ? draw(std::min<int64_t>(o.budget, 4), o.budget) : 0;
-  if (!o.chunked) o.scheduled_budget = 0;
-  o.draft_slots = draw(0, 3) == 0 ? o.drafts : 0;
-  o.budget += o.draft_slots;
-  o.max_active = draw(0, 3) == 0 ? draw(1, o.max_seqs) : 0;
-  o.interval = draw(0, 3) == 0 ? draw(2, 5) : 1;
+  o.adaptive_prefill_threshold = draw(0, 2) == 0;
+  o.max_num_scheduled_tokens =
+      draw(0, 3) == 0
+          ? draw(std::min<int64_t>(o.max_num_batched_tokens, 4), o.max_num_batched_tokens)
+          : 0;
+  if (!o.enable_chunked_prefill) o.max_num_scheduled_tokens = 0;
+  o.num_draft_slots = draw(0, 3) == 0 ? o.num_draft_tokens : 0;
+  o.max_num_batched_tokens += o.num_draft_slots;
+  o.max_num_active_seqs = draw(0, 3) == 0 ? draw(1, o.max_num_seqs) : 0;
+  o.prefill_schedule_interval = draw(0, 3) == 0 ? draw(2, 5) : 1;
   if (stages == Stages::kSome) {
     o.stages.clear();
     for (int64_t i = draw(2, 4); i > 0; --i) o.stages.push_back(draw(1, 3));
@@ -90,46 +89,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   }
 
   Replay replay;
-  replay.config.kv_cache.num_blocks = o.num_blocks;
-  replay.config.kv_cache.groups = {FullGroup(o.block_size)};
-  if (o.max_encoder > 0) {
-    replay.config.kv_cache.groups.push_back(CrossGroup(o.encoder_block_size));
-    replay.config.manager.max_encoder_tokens = o.max_encoder;
-    replay.config.scheduler.num_encoder_tokens = draw(0, o.max_encoder);
-  }
-  replay.config.manager.enable_caching = o.caching;
-  replay.config.manager.max_model_len = o.max_len;
-  // So that rounding down gives the number of blocks.
-  replay.config.manager.watermark = (static_cast<double>(o.watermark_blocks) + 0.5) /
-                                    static_cast<double>(o.num_blocks) *
-                                    (o.watermark_blocks > 0 ? 1.0 : 0.0);
-  replay.config.manager.free_order =
-      o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
-  if (o.most_retained > 0) {
-    replay.config.manager.eviction_policy = *ParseEvictionPolicy("lru");
-    replay.config.manager.max_retained_share = std::min(
-        1.0, (static_cast<double>(o.most_retained) + 0.25) / static_cast<double>(o.num_blocks - 1));
-  }
-  SchedulerOptions& s = replay.config.scheduler;
-  s.rules = SchedulerRules::Of(o.as_in_033 ? EngineVersion::kVllm033 : EngineVersion::kVllm025);
-  s.adaptive_prefill_threshold = o.adaptive;
-  s.max_num_scheduled_tokens = o.scheduled_budget;
-  s.num_draft_slots = o.draft_slots;
-  s.max_num_active_seqs = o.max_active;
-  s.prefill_schedule_interval = o.interval;
-  s.async = o.async;
-  s.retention = o.retention;
-  s.max_num_batched_tokens = o.budget;
-  s.max_num_seqs = o.max_seqs;
-  s.long_prefill_token_threshold = o.threshold;
-  s.enable_chunked_prefill = o.chunked;
-  s.policy = o.policy;
-  s.policy_seed = o.policy_seed;
-  s.reserve_full_isl = o.gate;
-  s.num_draft_tokens = o.drafts;
-  s.num_lookahead_tokens = o.lookahead;
-  s.acceptance.fixed = o.accepted;
-
+  if (o.max_encoder > 0) o.num_encoder_tokens = draw(0, o.max_encoder);
   std::vector<NaiveRequest> naive;
   int64_t at = 0;
   const int64_t count = draw(2, 12);
@@ -148,7 +108,7 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
     if (encoder == Encoder::kSome) {
       // One too long now and then.
       if (draw(0, 2) > 0) input = draw(0, o.max_encoder + (draw(0, 4) == 0 ? 1 : 0));
-      r.encoder = input.value_or(s.num_encoder_tokens);
+      r.encoder = input.value_or(o.num_encoder_tokens);
     }
     r.TakeTokens(/*document=*/draw(0, 3));
     ReplayRequest request = r.ForReplay();
@@ -169,18 +129,17 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
            .arrived = draw(0, 2) == 0 ? draw(0, 12) : -1});
     }
   }
-  o.fails_lost = loads == Loads::kSome && draw(0, 2) == 0;
-  if (o.fails_lost) s.load_failure_policy = LoadFailurePolicy::kFail;
+  if (loads == Loads::kSome && draw(0, 2) == 0) o.load_failure_policy = LoadFailurePolicy::kFail;
   std::unique_ptr<StepTimeModel> pipeline;
   if (stages == Stages::kSome) {
     std::vector<std::unique_ptr<StepTimeModel>> clocks;
     for (const int64_t seconds : o.stages) {
       clocks.push_back(MakeFixedStepTime(seconds * kSecond).value());
     }
-    s.pipeline_stages = static_cast<int64_t>(clocks.size());
     pipeline = MakePipeline(std::move(clocks), std::vector<SendTime>(o.stages.size() - 1)).value();
     replay.step_time = pipeline.get();
   }
+  replay.config = o.ForReplay();
   ScriptedConnector connector(o.script);
   if (loads == Loads::kSome) replay.connector = &connector;
   const absl::Status status = replay.Run();
@@ -200,34 +159,30 @@ void CompareOne(uint64_t seed, bool async, Aborts aborts, Loads loads = Loads::k
   RC_ASSERT(replay.result.scheduler.num_encoder_tokens == engine_of_lists.num_encoder());
 }
 
+void CompareBoth(uint64_t seed, Aborts aborts, Loads loads = Loads::kNone,
+                 Stages stages = Stages::kOne, Encoder encoder = Encoder::kNone) {
+  for (const bool async : {false, true}) CompareOne(seed, async, aborts, loads, stages, encoder);
+}
+
 RC_GTEST_PROP(SimulationOracle, SchedulesAgreeToTheLastBlockId, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
-    CompareOne(seed, /*async=*/false, Aborts::kNone);
-    CompareOne(seed, /*async=*/true, Aborts::kNone);
-  }
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareBoth(seed, Aborts::kNone);
 }
 
 RC_GTEST_PROP(SimulationOracle, SchedulesWithAbortsAgree, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
-    CompareOne(seed, /*async=*/false, Aborts::kSome);
-    CompareOne(seed, /*async=*/true, Aborts::kSome);
-  }
+  for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) CompareBoth(seed, Aborts::kSome);
 }
 
 // SM-4, SM-15, SM-17: with loads of all kinds, some of which fail, bring little or are late.
 RC_GTEST_PROP(SimulationOracle, SchedulesWithLoadsAgree, (uint64_t first_seed)) {
-  for (uint64_t seed = first_seed; seed - first_seed < 15; ++seed) {
-    CompareOne(seed, /*async=*/false, Aborts::kSome, Loads::kSome);
-    CompareOne(seed, /*async=*/true, Aborts::kSome, Loads::kSome);
-  }
+  for (uint64_t seed = first_seed; seed - first_seed < 15; ++seed)
+    CompareBoth(seed, Aborts::kSome, Loads::kSome);
 }
 
 // SM-28, V-75, V-78: with stages of unequal length.
 RC_GTEST_PROP(SimulationOracle, SchedulesOfPipelinesAgree, (uint64_t first_seed)) {
   for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
     for (const Loads loads : {Loads::kNone, Loads::kSome}) {
-      CompareOne(seed, /*async=*/false, Aborts::kSome, loads, Stages::kSome);
-      CompareOne(seed, /*async=*/true, Aborts::kSome, loads, Stages::kSome);
+      CompareBoth(seed, Aborts::kSome, loads, Stages::kSome);
     }
   }
 }
@@ -236,8 +191,7 @@ RC_GTEST_PROP(SimulationOracle, SchedulesOfPipelinesAgree, (uint64_t first_seed)
 RC_GTEST_PROP(SimulationOracle, SchedulesWithEncodersAgree, (uint64_t first_seed)) {
   for (uint64_t seed = first_seed; seed - first_seed < 10; ++seed) {
     for (const Stages stages : {Stages::kOne, Stages::kSome}) {
-      CompareOne(seed, /*async=*/false, Aborts::kSome, Loads::kNone, stages, Encoder::kSome);
-      CompareOne(seed, /*async=*/true, Aborts::kSome, Loads::kNone, stages, Encoder::kSome);
+      CompareBoth(seed, Aborts::kSome, Loads::kNone, stages, Encoder::kSome);
     }
   }
 }

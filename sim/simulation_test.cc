@@ -1,7 +1,9 @@
 #include "sim/simulation.h"
 
 #include <algorithm>
+#include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using Times = std::vector<double>;
+using Seconds = std::map<std::string, double>;
+using Texts = std::map<std::string, std::string>;
 
 // --- Rejection and zero output ---
 
@@ -74,25 +78,18 @@ TEST(SimulationTest, ZeroOutputPrefillEndsWithThePrompt) {
 
 // --- Closed loop ---
 
-TEST(SimulationTest, DependentArrivesAfterFinishAndThinkTime) {
-  Replay replay;
-  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
-                 {.id = "B", .prompt = 4, .output = 1, .waits_for = {0}, .think = 2.5}});
-  EXPECT_EQ(replay.first_scheduled["B"], 5.5);
-}
-
-TEST(SimulationTest, OwnTimeWinsIfItIsLater) {
-  Replay replay;
-  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
-                 {.id = "B", .prompt = 4, .output = 1, .at = 20, .waits_for = {0}, .think = 2}});
-  EXPECT_EQ(replay.first_scheduled["B"], 20);
-}
-
-TEST(SimulationTest, DependencyFinishedBeforeTheRowWasReadStillCounts) {
-  Replay replay;
-  replay.RunAll({{.id = "A", .prompt = 4, .output = 3},
-                 {.id = "B", .prompt = 4, .output = 1, .at = 10, .waits_for = {0}, .think = 9}});
-  EXPECT_EQ(replay.first_scheduled["B"], 12);
+// Whichever is later, also where A, which ends at 3, did so before B's row was read.
+TEST(SimulationTest, DependentArrivesAfterFinishAndThinkTimeOrAtItsOwn) {
+  struct Row {
+    double at, think, start;
+  };
+  for (const auto& [at, think, start] : {Row{0, 2.5, 5.5}, Row{20, 2, 20}, Row{10, 9, 12}}) {
+    Replay replay;
+    replay.RunAll(
+        {{.id = "A", .prompt = 4, .output = 3},
+         {.id = "B", .prompt = 4, .output = 1, .at = at, .waits_for = {0}, .think = think}});
+    EXPECT_EQ(replay.first_scheduled["B"], start) << at;
+  }
 }
 
 TEST(SimulationTest, AllDependenciesMustFinish) {
@@ -117,9 +114,7 @@ TEST(SimulationTest, ConcurrencyStartsTheNextSessionWhenOneEnds) {
   replay.RunAll({{.id = "A", .prompt = 4, .output = 2, .at = 100},
                  {.id = "B", .prompt = 4, .output = 4, .at = 200},
                  {.id = "C", .prompt = 4, .output = 1, .at = 300}});
-  EXPECT_EQ(replay.first_scheduled["A"], 0);
-  EXPECT_EQ(replay.first_scheduled["B"], 0);
-  EXPECT_EQ(replay.first_scheduled["C"], 2);
+  EXPECT_EQ(replay.first_scheduled, (Seconds{{"A", 0}, {"B", 0}, {"C", 2}}));
 }
 
 TEST(SimulationTest, ConcurrencyCountsASessionUntilItsLastTurn) {
@@ -141,10 +136,7 @@ TEST(SimulationTest, ConcurrencyCountsASessionUntilItsLastTurn) {
                   .session = 2,
                   .waits_for = {1},
                   .has_arrival = false}});
-  EXPECT_EQ(replay.first_scheduled["A1"], 0);
-  EXPECT_EQ(replay.first_scheduled["A2"], 5);
-  EXPECT_EQ(replay.first_scheduled["B1"], 7);
-  EXPECT_EQ(replay.first_scheduled["B2"], 8);
+  EXPECT_EQ(replay.first_scheduled, (Seconds{{"A1", 0}, {"A2", 5}, {"B1", 7}, {"B2", 8}}));
 }
 
 TEST(SimulationTest, TurnsKeepTheirDistanceToTheFirstUnderConcurrency) {
@@ -152,8 +144,7 @@ TEST(SimulationTest, TurnsKeepTheirDistanceToTheFirstUnderConcurrency) {
   replay.config.concurrency = 1;
   replay.RunAll({{.id = "A1", .prompt = 4, .output = 1, .at = 50, .session = 1},
                  {.id = "A2", .prompt = 4, .output = 1, .at = 57, .session = 1, .waits_for = {0}}});
-  EXPECT_EQ(replay.first_scheduled["A1"], 0);
-  EXPECT_EQ(replay.first_scheduled["A2"], 7);
+  EXPECT_EQ(replay.first_scheduled, (Seconds{{"A1", 0}, {"A2", 7}}));
 }
 
 TEST(SimulationTest, ConcurrencyMayStartSessionsOneByOne) {
@@ -181,9 +172,7 @@ TEST(SimulationTest, GivesUpAfterWaitingTooLong) {
   replay.RunAll({{.id = "A", .prompt = 4, .output = 6},
                  {.id = "B", .prompt = 4, .output = 1},
                  {.id = "C", .prompt = 4, .output = 1, .at = 4}});
-  EXPECT_EQ(replay.ends["A"], "length");
-  EXPECT_EQ(replay.ends["B"], "abort");
-  EXPECT_EQ(replay.ends["C"], "length");
+  EXPECT_EQ(replay.ends, (Texts{{"A", "length"}, {"B", "abort"}, {"C", "length"}}));
   EXPECT_EQ(replay.result.num_aborted_queue, 1);
 }
 
@@ -201,10 +190,8 @@ TEST(SimulationTest, AbortingASessionAbortsItsUnstartedTurns) {
                  {.id = "A2", .prompt = 4, .output = 1, .session = 1, .waits_for = {0}},
                  {.id = "A3", .prompt = 4, .output = 1, .at = 30, .session = 1, .waits_for = {1}},
                  {.id = "B1", .prompt = 4, .output = 1, .at = 40, .session = 2}});
-  EXPECT_EQ(replay.ends["A1"], "abort");
-  EXPECT_EQ(replay.ends["A2"], "abort");
-  EXPECT_EQ(replay.ends["A3"], "abort");
-  EXPECT_EQ(replay.ends["B1"], "length");
+  EXPECT_EQ(replay.ends,
+            (Texts{{"A1", "abort"}, {"A2", "abort"}, {"A3", "abort"}, {"B1", "length"}}));
   EXPECT_EQ(replay.result.num_aborted_time, 1);
   EXPECT_EQ(replay.result.num_aborted_session, 2);
   EXPECT_EQ(replay.token_times.count("A2"), 0);

@@ -111,8 +111,9 @@ void StepRunner::OnStepScheduled(const sim::StepRecord& step) {
   step_time_ = std::max<int64_t>(1, took.count()) * sim::kNanosecond;
 }
 
-absl::StatusOr<sim::SimTime> StepRunner::StepTime(absl::Span<const sim::SequenceWork>,
-                                                  const sim::Decodes&) const {
+absl::StatusOr<sim::SimTime> StepRunner::StepTimeAmong(absl::Span<const sim::SequenceWork>,
+                                                       const sim::Decodes&,
+                                                       const sim::StepPeers&) const {
   if (!status_.ok()) return status_;
   return step_time_;
 }

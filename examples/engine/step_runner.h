@@ -69,8 +69,9 @@ class StepRunner : public sim::EngineObserver, public sim::StepTimeModel {
   void OnStepScheduled(const sim::StepRecord& step) override;
 
   // What the step that was scheduled last took.
-  absl::StatusOr<sim::SimTime> StepTime(absl::Span<const sim::SequenceWork> work,
-                                        const sim::Decodes& decodes) const override;
+  absl::StatusOr<sim::SimTime> StepTimeAmong(absl::Span<const sim::SequenceWork> work,
+                                             const sim::Decodes& decodes,
+                                             const sim::StepPeers& peers) const override;
   bool adds_up_decodes() const override { return false; }
   std::string_view source() const override { return "measured on this machine"; }
 

@@ -29,8 +29,8 @@ class PipelinedSteps : public StepTimeModel {
 
   int64_t num_stages() const override { return static_cast<int64_t>(num_stages_); }
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override {
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
+                                        const StepPeers&) const override {
     std::vector<SimTime> stages(num_stages_), sends(num_stages_ - 1);
     KVBLOCKS_RETURN_IF_ERROR(
         StageTimes(work, decodes, absl::MakeSpan(stages), absl::MakeSpan(sends)));
@@ -136,13 +136,19 @@ class DraftedStepTime final : public StepTimeModel {
         num_passes_(num_passes),
         description_(std::move(description)) {}
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override {
-    return WithDrafts(target_->StepTime(work, decodes), work, decodes);
-  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override {
-    return WithDrafts(target_->StepTimeAmong(work, decodes, peers), work, decodes);
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto verified, target_->StepTimeAmong(work, decodes, peers));
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto first, drafter_->StepTime(work, decodes));
+    Wide total = Wide{verified} + first;
+    if (num_passes_ > 1) {
+      KVBLOCKS_ASSIGN_OR_RETURN(const auto further, FurtherPass(work, decodes));
+      total += Wide{further} * (num_passes_ - 1);
+    }
+    if (total > kMaxSimTime) {
+      return absl::OutOfRangeError("a step with drafts takes longer than the clock's 106 days");
+    }
+    return static_cast<SimTime>(total);
   }
   SimTime CopyTime(int64_t bytes) const override { return target_->CopyTime(bytes); }
   bool adds_up_decodes() const override {
@@ -163,22 +169,6 @@ class DraftedStepTime final : public StepTimeModel {
   }
 
  private:
-  absl::StatusOr<SimTime> WithDrafts(absl::StatusOr<SimTime> verified,
-                                     absl::Span<const SequenceWork> work,
-                                     const Decodes& decodes) const {
-    if (!verified.ok()) return verified.status();
-    KVBLOCKS_ASSIGN_OR_RETURN(const auto first, drafter_->StepTime(work, decodes));
-    Wide total = Wide{*verified} + first;
-    if (num_passes_ > 1) {
-      KVBLOCKS_ASSIGN_OR_RETURN(const auto further, FurtherPass(work, decodes));
-      total += Wide{further} * (num_passes_ - 1);
-    }
-    if (total > kMaxSimTime) {
-      return absl::OutOfRangeError("a step with drafts takes longer than the clock's 106 days");
-    }
-    return static_cast<SimTime>(total);
-  }
-
   // One token of every sequence that drew one.
   absl::StatusOr<SimTime> FurtherPass(absl::Span<const SequenceWork> work,
                                       const Decodes& decodes) const {
@@ -199,7 +189,7 @@ class DraftedStepTime final : public StepTimeModel {
           {.num_context = sequence.num_context + sequence.num_new, .num_new = 1, .num_sampled = 1});
     }
     if (all.empty()) return 0;
-    return drafter_->StepTime(all, Decodes());
+    return drafter_->StepTime(all);
   }
 
   const std::unique_ptr<StepTimeModel> target_, drafter_;

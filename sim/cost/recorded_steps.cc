@@ -22,7 +22,8 @@ class RecordedSteps final : public StepTimeModel {
   RecordedSteps(std::vector<SimTime> times, const std::string& source)
       : times_(std::move(times)), source_(source) {}
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>, const Decodes&) const override {
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork>, const Decodes&,
+                                        const StepPeers&) const override {
     const size_t step = next_.fetch_add(1, std::memory_order_relaxed);
     if (step < times_.size()) return times_[step];
     return absl::OutOfRangeError(absl::StrCat("--step-times: ", source_, " has ", times_.size(),

@@ -62,10 +62,6 @@ class Roofline final : public StepTimeModel {
  public:
   explicit Roofline(const RooflineOptions& options);
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override {
-    return StepTimeAmong(work, decodes, StepPeers());
-  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override;
   void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers& peers,

@@ -10,7 +10,8 @@ class FixedStepTime final : public StepTimeModel {
  public:
   explicit FixedStepTime(SimTime step_time) : step_time_(step_time) {}
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>, const Decodes&) const override {
+  absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork>, const Decodes&,
+                                        const StepPeers&) const override {
     return step_time_;
   }
   bool adds_up_decodes() const override { return true; }

@@ -73,20 +73,16 @@ class StepTimeModel {
   // OutOfRange if the time does not fit the clock. `decodes` come on top of `work`; the time is the
   // same as if each of them were in it. REQUIRES: not both empty; no decodes unless
   // adds_up_decodes.
-  virtual absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                           const Decodes& decodes) const = 0;
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work) const {
-    return StepTime(work, Decodes());
+  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
+                                   const Decodes& decodes = {}) const {
+    return StepTimeAmong(work, decodes, {});
   }
 
   // One rank's part of a step that it computes together with others. The same as StepTime where a
-  // clock knows of no experts. REQUIRES: as StepTime; the step is counted in `peers`.
+  // clock knows of no experts. REQUIRES: as StepTime; the step is counted in `peers`, unless alone.
   virtual absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work,
                                                 const Decodes& decodes,
-                                                const StepPeers& peers) const {
-    (void)peers;
-    return StepTime(work, decodes);
-  }
+                                                const StepPeers& peers) const = 0;
 
   // Pipeline stages that a step passes through one after the other, each on devices of its own.
   virtual int64_t num_stages() const { return 1; }

@@ -192,10 +192,6 @@ class TableClock final : public StepTimeModel {
  public:
   TableClock(const LayerTimes& times, const TableClockOptions& options);
 
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override {
-    return StepTimeAmong(work, decodes, StepPeers());
-  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override;
   void Tally(absl::Span<const SequenceWork> work, const Decodes& decodes, const StepPeers& peers,

@@ -204,8 +204,7 @@ bool Scheduler::Submit(SimRequest& request) {
 void Scheduler::TellTime(SimTime now) {
   now_ = now;
   if (options_.retention.empty()) return;
-  const absl::Status status = manager_->AdvanceTime(now);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->AdvanceTime(now));
 }
 
 // Before its blocks are freed.
@@ -222,8 +221,7 @@ void Scheduler::Leave(SimRequest& request, FinishReason reason) {
   if (request.kv != nullptr) {
     if (reason == request.ending) Retain(request);
     if (connector_ != nullptr) GiveBack(request, reason);
-    const absl::Status status = manager_->Free(*request.kv);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    KVBLOCKS_CHECK_OK(manager_->Free(*request.kv));
     request.kv->set_status(RequestStatus::kFinished);
   }
   // Steps under way still run, for nobody.

@@ -6,6 +6,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/engine/scheduler.h"
 
@@ -100,8 +101,7 @@ void Scheduler::AdmitWaiting(SimTime now) {
     if (forgoes_hits) {
       hits_ = ComputedBlocks(HitLists(static_cast<size_t>(manager_->num_groups())), 0);
     } else {
-      const absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_);
-      KVBLOCKS_CHECK(status.ok(), status.ToString());
+      KVBLOCKS_CHECK_OK(manager_->GetComputedBlocks(*request.kv, hits_));
       // What sparse registration keeps of this request is decided by its last look-up.
       request.kv->set_shared_prefix_boundary(hits_.shared_prefix_boundary());
     }
@@ -263,8 +263,7 @@ void Scheduler::LookUpWaiting(absl::Span<SimRequest* const> requests) {
   paths_.clear();
   for (SimRequest* request : requests) {
     SyncContent(*request);
-    const absl::Status status = manager_->GetComputedBlocks(*request->kv, hits_);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    KVBLOCKS_CHECK_OK(manager_->GetComputedBlocks(*request->kv, hits_));
     request->queue_key = hits_.num_tokens();
     const auto num_blocks =
         static_cast<size_t>(hits_.num_tokens() / manager_->hash_block_size());

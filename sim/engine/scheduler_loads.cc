@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "kvblocks/single_type_manager.h"
 #include "sim/engine/scheduler.h"
@@ -30,8 +31,7 @@ ExternalMatch Scheduler::MatchExternal(SimRequest& request, SimTime now) {
     match.num_tokens = 0;
     return match;
   }
-  const absl::Status status = manager_->GetComputedBlocks(*request.kv, hits_, found - tail);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->GetComputedBlocks(*request.kv, hits_, found - tail));
   return match;
 }
 
@@ -189,8 +189,7 @@ void Scheduler::FailIfLost(SimRequest& request) {
 // The deepest first, as if they were still in a block table.
 void Scheduler::FreeHeld(const std::vector<BlockId>& blocks) {
   const std::vector<BlockId> reversed(blocks.rbegin(), blocks.rend());
-  const absl::Status status = manager_->FreeBlocks(reversed);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->FreeBlocks(reversed));
 }
 
 // Takes note of how a load ended: registers what came. False: that is nothing, and the blocks are
@@ -211,12 +210,10 @@ bool Scheduler::SettleLoad(SimRequest& request) {
   request.kv->set_num_computed_tokens(computed);
   if (computed == 0) {
     request.has_lost_load = true;
-    const absl::Status status = manager_->Free(*request.kv);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    KVBLOCKS_CHECK_OK(manager_->Free(*request.kv));
     return false;
   }
-  const absl::Status status = manager_->CacheBlocks(*request.kv, computed);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->CacheBlocks(*request.kv, computed));
   // The last known token is computed in any case.
   request.num_computed = request.num_settled = std::min(computed, request.num_known - 1);
   return true;

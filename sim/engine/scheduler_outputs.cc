@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "kvblocks/single_type_manager.h"
 #include "sim/engine/scheduler.h"
@@ -117,8 +118,7 @@ void Scheduler::RegisterSettled(SimRequest& request, int64_t num_tokens_ahead) {
     return;
   }
   SyncContent(request);
-  const absl::Status status = manager_->CacheBlocks(*request.kv, num_tokens);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->CacheBlocks(*request.kv, num_tokens));
   UpdateNoopSlots(request);
 }
 

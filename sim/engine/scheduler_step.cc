@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/engine/scheduler.h"
 
@@ -110,8 +111,7 @@ void Scheduler::TakeCopies() {
   step_->record.copies = step_->copies;
   totals_.num_block_copies += static_cast<int64_t>(step_->copies.size());
   if (step_->copies.empty()) return;
-  const absl::Status status = manager_->ReleaseBlockCopies(step_->copies);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->ReleaseBlockCopies(step_->copies));
   blocked_.head = nullptr;
 }
 
@@ -359,8 +359,7 @@ void Scheduler::Preempt(SimRequest& victim, const SimRequest& cause, SimTime now
   if (connector_ != nullptr) {
     connector_->OnLeave(victim, *manager_, LeaveCause::kPreempted, /*hold=*/-1, now);
   }
-  const absl::Status status = manager_->Free(*victim.kv);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager_->Free(*victim.kv));
   victim.kv->MarkPreempted();
   victim.num_computed = 0;
   victim.num_drafts = 0;
@@ -410,12 +409,9 @@ void Scheduler::SyncContent(SimRequest& request) {
       tokens_.push_back(static_cast<TokenId>(
           request.spec.output_ids[static_cast<size_t>(i - request.num_prompt)]));
     }
-    const absl::Status status = request.kv->AppendOutputTokens(tokens_);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    KVBLOCKS_CHECK_OK(request.kv->AppendOutputTokens(tokens_));
   } else if (request.num_known > handed_over) {
-    const absl::Status status =
-        request.kv->AppendHashedTokens(request.num_known - handed_over, hashes_);
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    KVBLOCKS_CHECK_OK(request.kv->AppendHashedTokens(request.num_known - handed_over, hashes_));
   }
   request.kv->set_num_computed_tokens(request.num_computed);
   request.kv->set_num_inflight_tokens(

@@ -63,11 +63,9 @@ int64_t PassTime(int64_t own_tokens, const StepPeers& peers) {
 
 class PassClock final : public StepTimeModel {
  public:
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork>, const Decodes&) const override {
-    return kSecond;
-  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override {
+    if (peers.num_tokens == 0) return kSecond;  // alone
     int64_t own = decodes.num_sequences;
     for (const SequenceWork& sequence : work) own += sequence.num_new;
     return PassTime(own, peers) * kSecond;
@@ -161,32 +159,15 @@ enum class Replicas { kStay, kComeAndGo, kStepTogether };
 void CompareWithNaive(uint64_t seed, Replicas replicas) {
   const bool scales = replicas == Replicas::kComeAndGo;
   Draw draw(seed);
-  NaiveOptions o{};
+  NaiveOptions o;
   o.async = draw.OneIn(2);
   o.block_size = draw(1, 4);
   o.num_blocks = draw(8, 24);
-  o.budget = draw(4, 30);
-  o.max_seqs = draw(2, 6);
+  o.max_num_batched_tokens = draw(4, 30);
+  o.max_num_seqs = draw(2, 6);
   o.max_len = draw(12, 50);
-  o.chunked = true;
-  o.gate = draw.OneIn(2);
+  o.reserve_full_isl = draw.OneIn(2);
   o.append_all = draw.OneIn(3);
-  o.as_in_033 = true;
-  o.interval = 1;
-  o.accepted = 0;
-
-  SimulationConfig config = Replay().config;
-  config.kv_cache.num_blocks = o.num_blocks;
-  config.kv_cache.groups = {FullGroup(o.block_size)};
-  config.manager.max_model_len = o.max_len;
-  config.manager.free_order = o.append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
-  SchedulerOptions& s = config.scheduler;
-  s.rules = SchedulerRules::Of(EngineVersion::kVllm033);
-  s.adaptive_prefill_threshold = false;
-  s.async = o.async;
-  s.max_num_batched_tokens = o.budget;
-  s.max_num_seqs = o.max_seqs;
-  s.reserve_full_isl = o.gate;
 
   FleetOptions options{.router = DrawRouter(draw), .queue = DrawQueue(draw)};
   if (draw.OneIn(2)) options.router_delay = draw(0, 3) * kSecond;
@@ -204,7 +185,7 @@ void CompareWithNaive(uint64_t seed, Replicas replicas) {
     options.ranks = DrawRanks(draw, options.num_live);
     if (draw.OneIn(2)) options.router.kind = RouterKind::kDataParallel;
     options.lockstep = {.sync_interval = draw(1, 6), .graph_tokens = draw(0, 12)};
-    if (draw.OneIn(2)) o.interval = s.prefill_schedule_interval = draw(2, 4);
+    if (draw.OneIn(2)) o.prefill_schedule_interval = draw(2, 4);
   }
 
   Replay workload;
@@ -231,7 +212,7 @@ void CompareWithNaive(uint64_t seed, Replicas replicas) {
   }
   RealFleet real(static_cast<size_t>(num_replicas));
   const auto reader = workload.MakeReader();
-  const absl::Status status = real.Run(options, config, reader.get());
+  const absl::Status status = real.Run(options, o.ForReplay(), reader.get());
   if (!status.ok()) RC_LOG() << status.ToString() << "\n";
   NaiveFleet expected(o, options, num_replicas, PassTime);
   expected.Run(std::move(naive));

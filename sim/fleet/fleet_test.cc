@@ -74,52 +74,6 @@ TEST_F(FleetTest, TemperatureDrawsByScore) {
   EXPECT_NE(result_, first);
 }
 
-// SM-101: a request that finds no room waits, and goes to the replica that has room first.
-TEST_F(FleetTest, RequestsWaitAtTheRouterForRoom) {
-  options_.queue.max_requests = 1;
-  Add("A", 0, 4, 5, 1, 0);
-  Add("B", 0, 4, 3, 2, 0);
-  Add("C", 1, 4, 4, 3, 0);
-  Add("D", 1, 4, 1, 4, 0);
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(sent_at_["C"], 3);
-  EXPECT_EQ(sent_["C"], sent_["B"]);
-  EXPECT_EQ(sent_at_["D"], 5);
-  EXPECT_EQ(sent_["D"], sent_["A"]);
-  EXPECT_EQ(result_.most_waiting, 2);
-  // Tokens: 4 and the output so far, and 4 more.
-  options_.queue = {.max_tokens = 9};
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(sent_at_["C"], 1);
-  EXPECT_EQ(sent_at_["D"], 1);
-  options_.queue = {.max_tokens = 8};
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(sent_at_["C"], 3);
-}
-
-// SM-101
-TEST_F(FleetTest, RouterRejectsTheLastOfTooMany) {
-  options_.queue = {.max_requests = 1, .max_waiting = 1};
-  Add("A", 0, 4, 9, 1, 0);
-  Add("B", 0, 4, 9, 2, 0);
-  workload_.Add({.id = "C", .prompt = 4, .output = 1, .at = 1, .priority = 2});
-  workload_.Add({.id = "D", .prompt = 4, .output = 1, .at = 2, .priority = 1});
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(ended_at_router_["D"], "rejected 2");
-  EXPECT_EQ(sent_at_["C"], 9);
-  EXPECT_EQ(result_.num_rejected, 1);
-  EXPECT_EQ(result_.replicas[0].num_rejected + result_.replicas[1].num_rejected, 0);
-  // A more urgent one takes the place of the last.
-  options_.queue.by_priority = true;
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(ended_at_router_["C"], "rejected 2");
-  EXPECT_EQ(sent_at_["D"], 9);
-  // Nobody may wait.
-  options_.queue.max_waiting = 0;
-  ASSERT_TRUE(Run().ok());
-  EXPECT_EQ(result_.num_rejected, 2);
-}
-
 // SM-101: patience counts at the router, too, and who gives up at an instant is not sent at it.
 TEST_F(FleetTest, RequestsGiveUpAtTheRouter) {
   options_.queue.max_requests = 1;

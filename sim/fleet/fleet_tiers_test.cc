@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/fleet/fleet.h"
+#include "sim/testing/draw.h"
 #include "sim/testing/replay.h"
 #include "sim/tiers/tier_connector.h"
 
@@ -118,34 +118,32 @@ TEST(FleetTiersTest, ReplicasShareTheLink) {
   }
 }
 
-std::vector<ReplayRequest> RandomRequests(std::mt19937_64& random) {
-  const auto draw = [&](int64_t n) {
-    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
-  };
+std::vector<ReplayRequest> RandomRequests(Draw& draw) {
   std::vector<ReplayRequest> requests;
   double at = 0;
   for (int i = 0; i < 40; ++i) {
-    at += static_cast<double>(draw(4));
-    const int64_t prompt = 1 + draw(28);
-    requests.push_back({.id = std::to_string(i),
-                        .prompt = prompt,
-                        .output = 1 + draw(6),
-                        .at = at,
-                        .content = Document(prompt, 100 * draw(4)),
-                        .abort_after = draw(6) == 0 ? 1.0 + static_cast<double>(draw(5)) : 0});
+    at += static_cast<double>(draw(0, 3));
+    const int64_t prompt = 1 + draw(0, 27);
+    requests.push_back(
+        {.id = std::to_string(i),
+         .prompt = prompt,
+         .output = 1 + draw(0, 5),
+         .at = at,
+         .content = Document(prompt, 100 * draw(0, 3)),
+         .abort_after = draw(0, 5) == 0 ? 1.0 + static_cast<double>(draw(0, 4)) : 0});
   }
   return requests;
 }
 
 // With tiers of its own, a replica of a round robin is a simulation of its part of the trace.
 TEST(FleetTiersTest, OwnTiersKnowNothingOfEachOther) {
-  std::mt19937_64 random(5);
+  Draw draw(5);
   int64_t num_loads = 0;
   for (int round = 0; round < 30; ++round) {
     const char* text = round % 2 == 0
                            ? "host:12chunks:read=300B/s"
                            : "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict";
-    const std::vector<ReplayRequest> requests = RandomRequests(random);
+    const std::vector<ReplayRequest> requests = RandomRequests(draw);
     FleetWithTiers run;
     run.workload.config.kv_cache.num_blocks = 12;
     for (const ReplayRequest& request : requests) run.workload.Add(request);
@@ -180,10 +178,10 @@ TEST(FleetTiersTest, RandomFleetsOverSharedTiersEndAndLeaveNothing) {
       "host:4chunks:read=free,store:20chunks:read=100B/s:store=on-evict:shared",
       "store:6chunks:read=900B/s:exclusive:shared,far:30chunks:read=200B/s:chunk=2:fifo:shared",
       "store:12chunks:read=500B/s:latency=500ms:store=on-evict:shared"};
-  std::mt19937_64 random(11);
+  Draw draw(11);
   int64_t num_loads = 0, num_of_others = 0;
   for (int round = 0; round < 60; ++round) {
-    const std::vector<ReplayRequest> requests = RandomRequests(random);
+    const std::vector<ReplayRequest> requests = RandomRequests(draw);
     const auto mode = static_cast<LoadMode>(round % 3);
     const size_t count = 1 + static_cast<size_t>(round % 4);
     std::vector<std::vector<std::string>> first_lines;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/trace/content_keys.h"
 
@@ -65,8 +66,7 @@ int64_t PromptContents::HeldBy(const KvCacheManager& manager) {
   const auto probe = manager.NewRequestFromHashes(
       "probe", num_prompt_, {content_->hashes().begin(), content_->hashes().end()});
   KVBLOCKS_CHECK(probe.ok(), probe.status().ToString());
-  const absl::Status status = manager.GetComputedBlocks(**probe, found_);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(manager.GetComputedBlocks(**probe, found_));
   return found_.num_tokens();
 }
 

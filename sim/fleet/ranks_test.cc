@@ -20,10 +20,6 @@ using ::testing::HasSubstr;
 // A second for each token, of padding too.
 class PerToken final : public StepTimeModel {
  public:
-  absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
-                                   const Decodes& decodes) const override {
-    return StepTimeAmong(work, decodes, {});
-  }
   absl::StatusOr<SimTime> StepTimeAmong(absl::Span<const SequenceWork> work, const Decodes& decodes,
                                         const StepPeers& peers) const override {
     int64_t tokens = decodes.num_sequences;

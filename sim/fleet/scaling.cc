@@ -1,6 +1,7 @@
 #include "sim/fleet/scaling.h"
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -14,6 +15,7 @@ namespace kvblocks::sim {
 namespace {
 
 constexpr int32_t kMostSlots = 4096;  // as Fleet::kMostReplicas
+constexpr std::string_view kActions[] = {"start", "stop", "crash"};  // by ScaleAction
 
 // A whole number in decimal digits, up to `most`.
 std::optional<int32_t> ParseCount(std::string_view text, int32_t least, int32_t most) {
@@ -36,16 +38,9 @@ absl::StatusOr<ScaleEntry> ParseEntry(std::string_view text) {
   entry.time = *time;
   text.remove_prefix(colon + 1);
   const size_t mark = text.find_first_of("=@");
-  const std::string_view action = text.substr(0, mark);
-  if (action == "start") {
-    entry.action = ScaleAction::kStart;
-  } else if (action == "stop") {
-    entry.action = ScaleAction::kStop;
-  } else if (action == "crash") {
-    entry.action = ScaleAction::kCrash;
-  } else {
-    return bad;
-  }
+  const auto* action = std::find(std::begin(kActions), std::end(kActions), text.substr(0, mark));
+  if (action == std::end(kActions)) return bad;
+  entry.action = static_cast<ScaleAction>(action - kActions);
   if (mark == text.npos) return entry;
   const bool is_count = text[mark] == '=';
   const auto number =
@@ -58,19 +53,8 @@ absl::StatusOr<ScaleEntry> ParseEntry(std::string_view text) {
 }  // namespace
 
 std::string_view KindName(ScaleRecord::Kind kind) {
-  switch (kind) {
-    case ScaleRecord::Kind::kStart:
-      return "start";
-    case ScaleRecord::Kind::kLive:
-      return "live";
-    case ScaleRecord::Kind::kStop:
-      return "stop";
-    case ScaleRecord::Kind::kOff:
-      return "off";
-    case ScaleRecord::Kind::kCrash:
-      return "crash";
-  }
-  return "unknown";
+  constexpr std::string_view kNames[] = {"start", "live", "stop", "off", "crash"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 absl::StatusOr<std::vector<ScaleEntry>> ParseSchedule(std::string_view text) {

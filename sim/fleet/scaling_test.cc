@@ -216,20 +216,6 @@ TEST_F(ScalingTest, RunsEndWithTheirRequests) {
       << status;
 }
 
-// A session whose replica is gone draws again.
-TEST_F(ScalingTest, SessionsForgetReplicas) {
-  options_.router.kind = RouterKind::kSession;
-  options_.router.session_factor = 0;
-  for (int i = 0; i < 8; ++i) {
-    workload_.Add({.id = std::to_string(i), .prompt = 4, .output = 1, .at = 4.0 * i, .session = 7});
-  }
-  ASSERT_TRUE(Run().ok());
-  const int32_t home = sent_["0"];
-  Plan(absl::StrCat("1s:stop@", home, ",9s:start@", home), 2);
-  ASSERT_TRUE(RunScaled().ok());
-  for (const auto& [id, replica] : sent_) EXPECT_EQ(replica, id == "0" ? home : 1 - home) << id;
-}
-
 // One request at a time per replica; the rule is checked every 10 s.
 TEST_F(ScalingTest, QueuesStartAndStopReplicas) {
   workload_.config.scheduler.max_num_seqs = 1;

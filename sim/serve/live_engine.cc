@@ -201,7 +201,7 @@ class EngineThread final : public LiveEngine, public Replica::Owner, public Engi
   void CheckAll() {
     absl::Status status = replica_->scheduler().CheckInvariants();
     if (status.ok() && options_.tiers != nullptr) status = options_.tiers->CheckInvariants();
-    KVBLOCKS_CHECK(status.ok(), status.ToString());
+    KVBLOCKS_CHECK_OK(status);
     ++num_checks_;
   }
 

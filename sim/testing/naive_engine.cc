@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "kvblocks/eviction.h"
 #include "sim/cost/sim_time.h"
 
 namespace kvblocks::sim {
@@ -23,6 +24,33 @@ void Drop(List& list, NaiveRequest* r) {
 }
 
 }  // namespace
+
+SimulationConfig NaiveOptions::ForReplay() const {
+  SimulationConfig config = Replay().config;
+  config.scheduler = *this;
+  config.scheduler.rules =
+      SchedulerRules::Of(as_in_033 ? EngineVersion::kVllm033 : EngineVersion::kVllm025);
+  config.scheduler.pipeline_stages = static_cast<int64_t>(stages.size());
+  config.kv_cache.num_blocks = num_blocks;
+  config.kv_cache.groups = {FullGroup(block_size)};
+  if (max_encoder > 0) {
+    config.kv_cache.groups.push_back(CrossGroup(encoder_block_size));
+    config.manager.max_encoder_tokens = max_encoder;
+  }
+  config.manager.enable_caching = caching;
+  config.manager.max_model_len = max_len;
+  if (watermark_blocks > 0) {  // so that rounding down gives the number of blocks
+    config.manager.watermark =
+        (static_cast<double>(watermark_blocks) + 0.5) / static_cast<double>(num_blocks);
+  }
+  config.manager.free_order = append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst;
+  if (most_retained > 0) {
+    config.manager.eviction_policy = *ParseEvictionPolicy("lru");
+    config.manager.max_retained_share = std::min(
+        1.0, (static_cast<double>(most_retained) + 0.25) / static_cast<double>(num_blocks - 1));
+  }
+  return config;
+}
 
 void NaiveRequest::TakeTokens(int64_t document) {
   for (int64_t t = 0; t < prompt; ++t) {
@@ -287,23 +315,28 @@ int64_t NaiveEngine::ToCome(const NaiveRequest& r) const {
 int64_t NaiveEngine::LongestPart() const {
   const auto count =
       static_cast<int64_t>(running_.size() + waiting_.size() + holding_.size());
-  if (o_.threshold == 0 || (o_.as_in_033 && count <= 1)) return o_.max_len;
-  return o_.adaptive ? std::max(o_.threshold, o_.budget / std::max<int64_t>(count, 1))
-                     : o_.threshold;
+  if (o_.long_prefill_token_threshold == 0 || (o_.as_in_033 && count <= 1)) return o_.max_len;
+  return o_.adaptive_prefill_threshold
+             ? std::max(o_.long_prefill_token_threshold,
+                        o_.max_num_batched_tokens / std::max<int64_t>(count, 1))
+             : o_.long_prefill_token_threshold;
 }
 
 bool NaiveEngine::HoldsPrompts() const {
-  if (o_.interval == 1 || queue_was_left_) return false;
-  if (told_to_hold_ ? !*told_to_hold_ : num_steps_ - last_prompt_step_ >= o_.interval) return false;
+  if (o_.prefill_schedule_interval == 1 || queue_was_left_) return false;
+  if (told_to_hold_ ? !*told_to_hold_
+                    : num_steps_ - last_prompt_step_ >= o_.prefill_schedule_interval)
+    return false;
   return std::any_of(running_.begin(), running_.end(),
                      [](const NaiveRequest* r) { return !r->chunk; });
 }
 
 void NaiveEngine::Schedule() {
   ++num_calls_;
-  budget_ = o_.scheduled_budget > 0 ? o_.scheduled_budget : o_.budget;
-  slots_ = o_.budget;
-  encoder_slots_ = std::max(o_.budget, o_.max_encoder);
+  budget_ =
+      o_.max_num_scheduled_tokens > 0 ? o_.max_num_scheduled_tokens : o_.max_num_batched_tokens;
+  slots_ = o_.max_num_batched_tokens;
+  encoder_slots_ = std::max(o_.max_num_batched_tokens, o_.max_encoder);
   longest_part_ = LongestPart();
   holds_prompts_ = HoldsPrompts();
   has_prompt_ = false;
@@ -325,7 +358,7 @@ void NaiveEngine::Preempt(NaiveRequest* r) {
   for (auto e = step_.begin(); e != step_.end(); ++e) {
     if (e->request != r) continue;
     budget_ += e->tokens;
-    slots_ += e->tokens + o_.draft_slots;
+    slots_ += e->tokens + o_.num_draft_slots;
     step_.erase(e);
     break;
   }
@@ -341,7 +374,7 @@ void NaiveEngine::Preempt(NaiveRequest* r) {
 }
 
 void NaiveEngine::WalkRunning() {
-  for (size_t i = 0; i < running_.size() && budget_ > 0 && slots_ > o_.draft_slots; ++i) {
+  for (size_t i = 0; i < running_.size() && budget_ > 0 && slots_ > o_.num_draft_slots; ++i) {
     NaiveRequest* r = running_[i];
     if (holds_prompts_ && r->chunk) continue;
     const int64_t n = static_cast<int64_t>(r->tokens.size());
@@ -351,10 +384,10 @@ void NaiveEngine::WalkRunning() {
     if (num_calls_ < r->next_call) continue;
     int64_t tokens = n + r->drafts + to_come - computed;
     const bool prefill = n - computed > 1;
-    tokens = std::min({tokens, longest_part_, budget_, slots_ - o_.draft_slots,
-                       o_.max_len - 1 - computed});
+    tokens = std::min(
+        {tokens, longest_part_, budget_, slots_ - o_.num_draft_slots, o_.max_len - 1 - computed});
     if (tokens <= 0) continue;
-    const int64_t slots = std::min(computed + tokens + o_.lookahead, o_.max_len);
+    const int64_t slots = std::min(computed + tokens + o_.num_lookahead_tokens, o_.max_len);
     bool is_victim = false;
     while (!is_victim && Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
                              static_cast<int64_t>(free_.size())) {
@@ -381,13 +414,13 @@ void NaiveEngine::WalkRunning() {
     step_.push_back(
         {r, tokens, verified, false, prefill, absl::StrCat(r->id, ":", tokens, " ", taken)});
     budget_ -= tokens;
-    slots_ -= tokens + o_.draft_slots;
+    slots_ -= tokens + o_.num_draft_slots;
   }
 }
 
 // Whether a request that enters with one token is filled up.
 bool NaiveEngine::Pads(size_t num_walked, int64_t hit_tokens) const {
-  if (o_.drafts == 0) return false;
+  if (o_.num_draft_tokens == 0) return false;
   if (!o_.as_in_033) {
     return !step_.empty() &&
            std::none_of(step_.begin(), step_.end(), [](const Entry& e) { return e.prefill; });
@@ -395,27 +428,28 @@ bool NaiveEngine::Pads(size_t num_walked, int64_t hit_tokens) const {
   for (size_t i = 0; i < num_walked; ++i) {
     if (step_[i].request->chunk) return false;
   }
-  return (num_walked > 0 || hit_tokens > 0) && hit_tokens + 1 + o_.drafts + 1 <= o_.max_len;
+  return (num_walked > 0 || hit_tokens > 0) &&
+         hit_tokens + 1 + o_.num_draft_tokens + 1 <= o_.max_len;
 }
 
 // How many tokens enter behind `computed` ones; 0: none of anybody.
 int64_t NaiveEngine::Part(const NaiveRequest& r, int64_t computed, size_t num_walked,
                           bool* padded) const {
-  const int64_t budget = std::min(budget_, slots_ - o_.draft_slots);
+  const int64_t budget = std::min(budget_, slots_ - o_.num_draft_slots);
   int64_t tokens = static_cast<int64_t>(r.tokens.size()) - computed;
   if (holds_prompts_ && tokens > 1) return 0;  // V-77
   *padded = tokens == 1 && Pads(num_walked, computed);
   if (*padded) {
-    tokens = 1 + o_.drafts;
+    tokens = 1 + o_.num_draft_tokens;
     if (tokens > budget || computed + tokens > o_.max_len) return 0;
   }
   tokens = std::min(tokens, longest_part_);
-  if (!o_.chunked && tokens > budget) return 0;
+  if (!o_.enable_chunked_prefill && tokens > budget) return 0;
   return std::min(tokens, budget);
 }
 
 void NaiveEngine::Admit(size_t num_walked) {
-  const int64_t most = o_.max_active > 0 ? o_.max_active : o_.max_seqs;
+  const int64_t most = o_.max_num_active_seqs > 0 ? o_.max_num_active_seqs : o_.max_num_seqs;
   std::vector<NaiveRequest*> aside;
   bool alone_without_load = false;
   const auto set_aside = [&](NaiveRequest* r) {
@@ -427,10 +461,10 @@ void NaiveEngine::Admit(size_t num_walked) {
     waiting_.insert(waiting_.begin(), aside.begin(), aside.end());
     Sort();
   };
-  if (budget_ > 0 && slots_ > o_.draft_slots && static_cast<int64_t>(running_.size()) < most) {
+  if (budget_ > 0 && slots_ > o_.num_draft_slots && static_cast<int64_t>(running_.size()) < most) {
     SortByHits();
   }
-  while (!waiting_.empty() && budget_ > 0 && slots_ > o_.draft_slots &&
+  while (!waiting_.empty() && budget_ > 0 && slots_ > o_.num_draft_slots &&
          static_cast<int64_t>(running_.size()) < most) {
     NaiveRequest* r = waiting_.front();
     if (IsUnderWay(*r)) {
@@ -475,8 +509,8 @@ void NaiveEngine::Admit(size_t num_walked) {
     };
     const int64_t spare =
         static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
-    const int64_t slots = std::min(computed + tokens + o_.lookahead, o_.max_len);
-    if (o_.gate && need(std::min(n, o_.max_len)) > spare) break;
+    const int64_t slots = std::min(computed + tokens + o_.num_lookahead_tokens, o_.max_len);
+    if (o_.reserve_full_isl && need(std::min(n, o_.max_len)) > spare) break;
     if (need(slots) > spare) break;
 
     alone_without_load = false;
@@ -516,7 +550,7 @@ void NaiveEngine::Admit(size_t num_walked) {
     step_.push_back({r, tokens, padded ? tokens - 1 : 0, padded, prefill,
                      absl::StrCat(r->id, ":", tokens, hit_text, " ", taken)});
     budget_ -= tokens;
-    slots_ -= tokens + o_.draft_slots;
+    slots_ -= tokens + o_.num_draft_slots;
   }
   put_back();
 }
@@ -537,7 +571,7 @@ void NaiveEngine::Start(int64_t now) {
         Computed(*r) + e.tokens < static_cast<int64_t>(r->tokens.size()) + ToCome(*r);
     if (!e.chunk) r->prefilling = false;
     if (o_.async && !e.chunk) {
-      r->drafts = o_.drafts;
+      r->drafts = o_.num_draft_tokens;
       r->next_call = num_calls_ + static_cast<int64_t>(o_.stages.size());
     }
   }
@@ -571,7 +605,7 @@ void NaiveEngine::Finish() {
     }
     if (!e.lost) r->settled += e.tokens;
     if (e.chunk) continue;
-    const int64_t accepted = e.padded ? 0 : std::min(o_.accepted, e.verified);
+    const int64_t accepted = e.padded ? 0 : std::min(o_.acceptance.fixed, e.verified);
     num_rejected_ += e.verified - accepted;
     if (!e.lost) r->settled -= e.verified - accepted;
     bool over = false;
@@ -585,9 +619,9 @@ void NaiveEngine::Finish() {
       token_times_[r->id].push_back(static_cast<double>(step.end));
       over = static_cast<int64_t>(r->tokens.size()) >= o_.max_len || index + 1 >= r->output;
     }
-    if (!o_.async && !e.lost) r->drafts = o_.drafts;
+    if (!o_.async && !e.lost) r->drafts = o_.num_draft_tokens;
     // All known tokens but the last one are computed.
-    const bool registers = o_.async || (o_.drafts > 0 && o_.as_in_033);
+    const bool registers = o_.async || (o_.num_draft_tokens > 0 && o_.as_in_033);
     if (registers && !e.lost) Register(r, static_cast<int64_t>(r->tokens.size()) - 1);
     if (!over) continue;
     Retain(*r);

@@ -25,24 +25,20 @@
 
 namespace kvblocks::sim {
 
-struct NaiveOptions {
-  int64_t block_size, num_blocks, budget, max_seqs, max_len, threshold, drafts, lookahead, accepted;
-  bool chunked;
-  SchedulingPolicy policy;
-  bool gate, append_all, async;
-  int64_t watermark_blocks;
-  bool as_in_033;  // or as in 0.25
-  bool adaptive;
-  int64_t scheduled_budget = 0, draft_slots = 0, max_active = 0, interval = 1;  // 0: no limit
-  uint64_t policy_seed = 0;
-  std::vector<RetentionRule> retention = {};
-  int64_t most_retained = 0;
-  ConnectorScript script = {};  // what comes from elsewhere
-  bool fails_lost = false;      // who misses some of it ends
-  std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
+// Those of the scheduler, and the manager's.
+struct NaiveOptions : SchedulerOptions {
+  bool as_in_033 = true;  // or as in 0.25
+  int64_t block_size = 1, num_blocks = 0, max_len = 0, watermark_blocks = 0;
+  bool append_all = false;
   bool caching = true;
+  int64_t most_retained = 0;
+  ConnectorScript script;             // what comes from elsewhere
+  std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
   // Longest input of an encoder, with a group of cross attention behind the first; 0: without one.
   int64_t max_encoder = 0, encoder_block_size = 1;
+
+  // The same for the real scheduler and manager.
+  SimulationConfig ForReplay() const;
 };
 
 struct NaiveRequest {

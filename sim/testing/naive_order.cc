@@ -97,8 +97,8 @@ void NaiveEngine::SortByPrefixTree() {
 
 int64_t NaiveEngine::LongestBlocks(const NaiveRequest& r) const {
   const int64_t longest = r.prompt + r.output;
-  const int64_t reach =
-      std::max(longest, longest - 1 + (o_.async ? 2 : 1) * o_.drafts + o_.lookahead);
+  const int64_t reach = std::max(
+      longest, longest - 1 + (o_.async ? 2 : 1) * o_.num_draft_tokens + o_.num_lookahead_tokens);
   return (std::min(reach, o_.max_len) + o_.block_size - 1) / o_.block_size + EncoderBlocks(r);
 }
 
@@ -131,7 +131,7 @@ NaiveEngine::Offer NaiveEngine::Ask(const NaiveRequest& r, int64_t hits) {
 // Blocks that it lacks to be computed as far as it is known, with its next token and drafts.
 int64_t NaiveEngine::StillNeeds(const NaiveRequest& r) const {
   auto slots = static_cast<int64_t>(r.tokens.size());
-  if (o_.drafts > 0) slots += 1 + o_.drafts + o_.lookahead;
+  if (o_.num_draft_tokens > 0) slots += 1 + o_.num_draft_tokens + o_.num_lookahead_tokens;
   slots = std::min(slots, o_.max_len);
   const int64_t blocks = (slots + o_.block_size - 1) / o_.block_size;
   return std::max<int64_t>(blocks - static_cast<int64_t>(r.table.size()), 0);
@@ -148,8 +148,9 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   const int64_t spare =
       static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
   int64_t reserved = 0;
-  if (o_.drafts > 0) {
-    reserved += (1 + o_.drafts + o_.lookahead + o_.block_size - 1) / o_.block_size;
+  if (o_.num_draft_tokens > 0) {
+    reserved +=
+        (1 + o_.num_draft_tokens + o_.num_lookahead_tokens + o_.block_size - 1) / o_.block_size;
   }
   for (const auto* list : {&holding_}) {
     for (const NaiveRequest* other : *list) reserved += StillNeeds(*other);
@@ -157,7 +158,7 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   for (const NaiveRequest* other : running_) {
     if (other->prefilling) reserved += StillNeeds(*other);
   }
-  if (o_.gate && need(std::min(n, o_.max_len)) > spare) return false;
+  if (o_.reserve_full_isl && need(std::min(n, o_.max_len)) > spare) return false;
   if (need(computed) > spare - reserved) return false;
 
   waiting_.pop_front();
@@ -205,7 +206,9 @@ void NaiveEngine::EndLoads(int64_t now) {
   std::erase_if(holding_, [&](NaiveRequest* r) {
     const bool ends = r->loading && r->load_end <= now;
     r->loading = r->loading && !ends;
-    if (!ends || !o_.fails_lost || r->load_arrived == r->load_tokens) return false;
+    if (!ends || o_.load_failure_policy == LoadFailurePolicy::kRecompute ||
+        r->load_arrived == r->load_tokens)
+      return false;
     num_lost_ += r->load_tokens;
     kept_.push_back({r->load_end, r->load_number, true, r->table});
     r->table.clear();
@@ -242,11 +245,12 @@ bool NaiveEngine::Settle(NaiveRequest* r) {
 
 // Those that hold blocks; false: nobody else enters.
 bool NaiveEngine::AdmitHolding(size_t num_walked) {
-  const int64_t most = o_.max_active > 0 ? o_.max_active : o_.max_seqs;
+  const int64_t most = o_.max_num_active_seqs > 0 ? o_.max_num_active_seqs : o_.max_num_seqs;
   const std::deque<NaiveRequest*> holding = holding_;
   bool all_fit = true;
   for (NaiveRequest* r : holding) {
-    if (budget_ <= 0 || slots_ <= o_.draft_slots || static_cast<int64_t>(running_.size()) >= most) {
+    if (budget_ <= 0 || slots_ <= o_.num_draft_slots ||
+        static_cast<int64_t>(running_.size()) >= most) {
       return false;
     }
     if (r->loading) continue;
@@ -260,13 +264,14 @@ bool NaiveEngine::AdmitHolding(size_t num_walked) {
     bool padded = false;
     const int64_t tokens = Part(*r, r->settled, num_walked, &padded);
     if (tokens == 0) return false;
-    const int64_t slots = std::min(r->settled + tokens + o_.lookahead, o_.max_len);
+    const int64_t slots = std::min(r->settled + tokens + o_.num_lookahead_tokens, o_.max_len);
     const auto held = static_cast<int64_t>(r->table.size());
     const auto blocks = [&](int64_t s) { return (s + o_.block_size - 1) / o_.block_size - held; };
     const int64_t spare =
         static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
-    const bool fits = std::max<int64_t>(blocks(slots), 0) <= spare &&
-                      (!o_.gate || std::max<int64_t>(blocks(std::min(n, o_.max_len)), 0) <= spare);
+    const bool fits =
+        std::max<int64_t>(blocks(slots), 0) <= spare &&
+        (!o_.reserve_full_isl || std::max<int64_t>(blocks(std::min(n, o_.max_len)), 0) <= spare);
     if (!fits && !running_.empty()) return false;
     all_fit = all_fit && fits;
     if (!fits) continue;
@@ -279,7 +284,7 @@ bool NaiveEngine::AdmitHolding(size_t num_walked) {
     step_.push_back({r, tokens, padded ? tokens - 1 : 0, padded, prefill,
                      absl::StrCat(r->id, ":", tokens, " ", taken)});
     budget_ -= tokens;
-    slots_ -= tokens + o_.draft_slots;
+    slots_ -= tokens + o_.num_draft_slots;
   }
   return all_fit;
 }

@@ -78,8 +78,7 @@ absl::Status TierConnector::Attach(const KvCacheManager& manager) {
 void TierConnector::OnRunStart(const RunInfo& info) {
   fails_lost_ = info.scheduler->load_failure_policy == LoadFailurePolicy::kFail;
   if (manager_ == info.manager) return;
-  const absl::Status status = Attach(*info.manager);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(Attach(*info.manager));
 }
 
 bool TierConnector::NeedsEvents() const {
@@ -156,7 +155,7 @@ void TierConnector::End(const Job& job, SimTime now) {
       !job.is_load ? offload_->CompleteStore(job.ticket)
       : fails      ? offload_->FailLoad(job.ticket, OffloadManager::AfterFailure::kKeep)
                    : offload_->CompleteLoad(job.ticket);
-  KVBLOCKS_CHECK(status.ok(), status.ToString());
+  KVBLOCKS_CHECK_OK(status);
   // It may have been evicted since the load began.
   if (fails) offload_->Evict(job.bad_tier, job.bad_key).IgnoreError();
   if (!job.is_load) return;

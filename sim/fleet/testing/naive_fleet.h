@@ -51,7 +51,7 @@ class NaiveFleet {
     for (const RankGroup& ranks : fleet.ranks) {
       if (!ranks.is_lockstep) continue;
       LockstepOptions options = fleet.lockstep;
-      options.prefill_interval = engine.interval;
+      options.prefill_interval = engine.prefill_schedule_interval;
       groups.push_back({static_cast<size_t>(ranks.first), static_cast<size_t>(ranks.count), options,
                         engine.async, pass_time});
     }
