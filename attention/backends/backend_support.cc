@@ -110,20 +110,15 @@ std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendCon
   if (!Contains(support.ops, config.op)) {
     refuse(ReasonKind::kOp, "op ", Name(config.op), " not built");
   }
-  if (!Contains(support.q_dtypes, config.q_dtype)) {
-    refuse(ReasonKind::kDType, "q dtype ", Name(config.q_dtype), " not in ",
-           Names(support.q_dtypes));
-  }
-  if (!Contains(support.cache_dtypes, config.cache_dtype)) {
-    refuse(ReasonKind::kCacheDType, "cache dtype ", Name(config.cache_dtype), " not in ",
-           Names(support.cache_dtypes));
-  }
+  const auto one_of = [&](ReasonKind kind, const char* what, const auto& value, const auto& list) {
+    if (!Contains(list, value)) refuse(kind, what, " ", Name(value), " not in ", Names(list));
+  };
+  one_of(ReasonKind::kDType, "q dtype", config.q_dtype, support.q_dtypes);
+  one_of(ReasonKind::kCacheDType, "cache dtype", config.cache_dtype, support.cache_dtypes);
   for (Reason& reason : CheckRowFormat(support, config)) reasons.push_back(std::move(reason));
   if (config.layout.has_value()) {
     const KvLayout layout = *config.layout;
-    if (!Contains(support.layouts, layout)) {
-      refuse(ReasonKind::kLayout, "layout ", Name(layout), " not in ", Names(support.layouts));
-    }
+    one_of(ReasonKind::kLayout, "layout", layout, support.layouts);
     if (IsMla(layout) != config.features.contains(Feature::kMla)) {
       refuse(ReasonKind::kCombination, "layout ", Name(layout),
              IsMla(layout) ? " without mla" : " with mla");
@@ -168,10 +163,7 @@ std::vector<Reason> CheckSupport(const BackendSupport& support, const BackendCon
     refuse(ReasonKind::kBlockSize, "block size ", config.block_size, " not in ",
            Describe(support.block_sizes));
   }
-  if (!Contains(support.types, config.type)) {
-    refuse(ReasonKind::kFeature, "attention type ", Name(config.type), " not in ",
-           Names(support.types));
-  }
+  one_of(ReasonKind::kFeature, "attention type", config.type, support.types);
   for (int i = 0; i < kNumFeatures; ++i) {
     const auto feature = static_cast<Feature>(i);
     if (config.features.contains(feature) && !support.features.contains(feature)) {

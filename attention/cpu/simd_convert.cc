@@ -21,44 +21,28 @@ HWY_BEFORE_NAMESPACE();
 namespace kvblocks::attention::simd {
 namespace HWY_NAMESPACE {
 
-template <typename T, typename Convert>
-HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out, Convert convert) {
+template <typename T>
+HWY_INLINE void ConvertVectors(const std::byte* source, int64_t n, float* out) {
   int64_t d = 0;
   const T* from = reinterpret_cast<const T*>(source);
-  for (; d + kLanes <= n; d += kLanes) hn::StoreU(convert(from + d), kF, out + d);
+  for (; d + kLanes <= n; d += kLanes) hn::StoreU(LoadRow(from + d), kF, out + d);
   if (d < n) {
     alignas(64) T rest[kLanes] = {};
     std::memcpy(rest, from + d, static_cast<size_t>(n - d) * sizeof(T));
-    hn::StoreU(convert(rest), kF, out + d);
+    hn::StoreU(LoadRow(rest), kF, out + d);
     d += kLanes;
   }
   for (const int64_t end = Padded(n); d < end; d += kLanes) hn::StoreU(hn::Zero(kF), kF, out + d);
 }
 
 void ConvertRowImpl(DType from, const std::byte* source, int64_t n, float* out) {
-  switch (from) {
-    case DType::kF32:
-      return ConvertVectors<float>(source, n, out,
-                                   [](const float* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kBF16:
-      return ConvertVectors<hwy::bfloat16_t>(
-          source, n, out, [](const hwy::bfloat16_t* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kF16:
-      return ConvertVectors<hwy::float16_t>(
-          source, n, out, [](const hwy::float16_t* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kF8E4M3:
-      return ConvertVectors<E4M3>(source, n, out,
-                                  [](const E4M3* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kF8E5M2:
-      return ConvertVectors<E5M2>(source, n, out,
-                                  [](const E5M2* at) HWY_ATTR { return LoadRow(at); });
-    case DType::kI8:
-      return ConvertVectors<int8_t>(source, n, out,
-                                    [](const int8_t* at) HWY_ATTR { return LoadRow(at); });
-    default:
-      for (int64_t d = 0; d < Padded(n); ++d) {
-        out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;
-      }
+  if (IsRowType(from)) {
+    return CallWithRowType(from, [&](auto* null) HWY_ATTR {
+      ConvertVectors<std::remove_const_t<std::remove_pointer_t<decltype(null)>>>(source, n, out);
+    });
+  }
+  for (int64_t d = 0; d < Padded(n); ++d) {
+    out[d] = d < n ? static_cast<float>(LoadElement(from, source + d * ElementBytes(from))) : 0;
   }
 }
 

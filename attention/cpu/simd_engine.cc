@@ -87,26 +87,24 @@ class SimdEngine final : public AttendEngine {
   void MergeStates(ThreadPool* threads, const MergeStatesArgs& args) const override {
     const int64_t num_states = args.outs.extent[0], num_heads = args.out.extent[1];
     const int64_t values = args.out.extent[2];
-    const RowWriter writer({{}, args.out_scale, args.out, args.lse});
+    const RowWriter writer({args.sinks, args.out_scale, args.out, args.lse});
     ParallelFor(threads, args.out.extent[0] * num_heads, [&](int64_t item, int) {
       const int64_t row = item / num_heads, head = item % num_heads;
       const bool all = args.tokens_with_context < 0 || row < args.tokens_with_context;
       const int64_t first = all ? 0 : std::max<int64_t>(0, num_states - 1);
       const int64_t count = num_states - first;
       // Copies, because the output may be one of the states.
-      std::vector<double> lses(static_cast<size_t>(count));
-      std::vector<const float*> rows(static_cast<size_t>(count));
+      std::vector<State> states(static_cast<size_t>(count));
       std::vector<float> copies(static_cast<size_t>(count * simd::Padded(values)));
       for (int64_t i = 0; i < count; ++i) {
-        lses[i] = LoadElement(args.lses.dtype, args.lses.At(first + i, row, head));
-        float* copy = copies.data() + i * simd::Padded(values);
+        float* const copy = copies.data() + i * simd::Padded(values);
         simd::ReadQuery(*args.outs.Select(0, first + i), row, head, copy);
-        rows[i] = copy;
+        const auto lse =
+            static_cast<float>(LoadElement(args.lses.dtype, args.lses.At(first + i, row, head)));
+        // A sum of e^lse relative to itself; nothing seen has none.
+        states[i] = {lse, lse == -std::numeric_limits<float>::infinity() ? 0.0f : 1.0f, copy};
       }
-      float* merged = writer.Row();
-      const double lse = simd::MergeRowsByLse(lses.data(), rows.data(), count, values,
-                                              simd::SinkOf(args.sinks, head), merged);
-      writer.Write(row, head, lse, merged);
+      writer.WriteStates(row, head, states.data(), count);
     });
   }
 

@@ -28,6 +28,11 @@ inline constexpr int kTileKeys = 64;
 inline constexpr int64_t kRowPad = 16;  // a multiple of every vector length
 constexpr int64_t Padded(int64_t dim) { return RoundUp(dim, kRowPad); }
 
+// Whether the kernels take elements of this type.
+inline bool IsRowType(DType dtype) {
+  return IsQuantizedCode(dtype) || (IsComputeType(dtype) && dtype != DType::kF64);
+}
+
 // Memory that will be read soon: a piece per key, asked for bit by bit while a tile is computed.
 // Null rows: none.
 struct Upcoming {

@@ -15,11 +15,6 @@ void ForEachKey(uint64_t keys, F f) {
   for (; keys != 0; keys &= keys - 1) f(__builtin_ctzll(keys));
 }
 
-// Whether the kernels take elements of this type.
-bool IsRowType(DType dtype) {
-  return IsQuantizedCode(dtype) || (IsComputeType(dtype) && dtype != DType::kF64);
-}
-
 // Whether 16 keys are wanted and follow each other in a block.
 bool NeighboursFrom(int key, uint64_t wanted, const TileAddresses& addresses) {
   if ((wanted >> key & 0xffff) != 0xffff) return false;

@@ -24,16 +24,17 @@ void ApplySink(double lse, double sink, int64_t n, float* out) {
   for (int64_t d = 0; d < n; ++d) out[d] = static_cast<float>(out[d] * factor);
 }
 
-// out = sum of weights[i] * rows[i] / total over the states that have a weight.
-template <typename Weight, typename Row>
-void Combine(int64_t num_states, double total, int64_t n, Weight weight, Row row, float* out) {
+// out = sum of weight(i) * row i / total over the states that have a weight.
+template <typename Weight>
+void Combine(const State* states, int64_t num_states, double total, int64_t n, Weight weight,
+             float* out) {
   for (int64_t first = 0; first < n; first += kTileKeys) {
     const int64_t count = std::min<int64_t>(kTileKeys, n - first);
     double sums[kTileKeys] = {};
     for (int64_t i = 0; i < num_states; ++i) {
       const double w = weight(i);
       if (w == 0) continue;
-      const float* values = row(i) + first;
+      const float* values = states[i].out + first;
       for (int64_t d = 0; d < count; ++d) sums[d] += w * values[d];
     }
     for (int64_t d = 0; d < count; ++d) out[first + d] = static_cast<float>(sums[d] / total);
@@ -57,10 +58,10 @@ double MergeRows(const State* states, int64_t num_states, int64_t n, double sink
     std::fill(out, out + n, 0.0f);
     return -kInfinity;
   }
-  double lse;
+  double lse = states[last].max;
   if (filled == 1) {
     std::copy(states[last].out, states[last].out + n, out);
-    lse = states[last].max + std::log(static_cast<double>(states[last].sum));
+    if (states[last].sum != 1) lse += std::log(static_cast<double>(states[last].sum));
   } else {
     const auto weight = [&](int64_t i) {
       if (states[i].sum == 0) return 0.0;
@@ -68,41 +69,7 @@ double MergeRows(const State* states, int64_t num_states, int64_t n, double sink
     };
     double total = 0;
     for (int64_t i = 0; i < num_states; ++i) total += weight(i);
-    Combine(
-        num_states, total, n, weight, [&](int64_t i) { return states[i].out; }, out);
-    lse = max + std::log(total);
-  }
-  ApplySink(lse, sink, n, out);
-  return lse;
-}
-
-double MergeRowsByLse(const double* lses, const float* const* rows, int64_t num_states, int64_t n,
-                      double sink, float* out) {
-  double max = -kInfinity;
-  double nan = 0;
-  int64_t last = -1, filled = 0;
-  for (int64_t i = 0; i < num_states; ++i) {
-    if (lses[i] == -kInfinity) continue;
-    if (std::isnan(lses[i])) nan = NAN;
-    max = std::max(max, lses[i]);
-    last = i;
-    ++filled;
-  }
-  if (filled == 0) {
-    std::fill(out, out + n, 0.0f);
-    return -kInfinity;
-  }
-  double lse = lses[last];
-  if (filled == 1) {
-    std::copy(rows[last], rows[last] + n, out);
-  } else {
-    const auto weight = [&](int64_t i) {
-      return lses[i] == -kInfinity ? 0.0 : std::exp(lses[i] - max) + nan;
-    };
-    double total = 0;
-    for (int64_t i = 0; i < num_states; ++i) total += weight(i);
-    Combine(
-        num_states, total, n, weight, [&](int64_t i) { return rows[i]; }, out);
+    Combine(states, num_states, total, n, weight, out);
     lse = max + std::log(total);
   }
   ApplySink(lse, sink, n, out);

@@ -30,10 +30,6 @@ struct State {
 // skipped, whatever they hold.
 double MergeRows(const State* states, int64_t num_states, int64_t n, double sink, float* out);
 
-// The same for states given by their log-sum-exps.
-double MergeRowsByLse(const double* lses, const float* const* rows, int64_t num_states, int64_t n,
-                      double sink, float* out);
-
 // Row (i, h) of the sinks, or -infinity where there are none.
 double SinkOf(const ConstTensorView& sinks, int64_t head);
 

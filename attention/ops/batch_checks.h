@@ -35,6 +35,8 @@ bool CheckScales(ArgChecker& check, const KvScales& scales, const ConstKvCacheVi
                  int64_t num_requests, const ConstTensorView& q);
 bool CheckQueryScale(ArgChecker& check, const ConstTensorView& scale, const ConstTensorView& q,
                      int64_t num_kv_heads);
+// At most one slot per token of `name`.
+bool CheckSlotCount(ArgChecker& check, const Dim& slots, const Dim& tokens, const char* name);
 // Slots of a cache that is written: each below its slots, no two non-negative ones the same.
 bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, int64_t num_blocks,
                 int64_t block_size);

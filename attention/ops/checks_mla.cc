@@ -240,13 +240,6 @@ bool CheckBatch(ArgChecker& check, const Args& args, const Dim& tokens, Dim* req
          CheckLengths(check, AttnParams(), *batch);
 }
 
-bool CheckSlotCount(ArgChecker& check, const Dim& slots, const Dim& tokens, const char* name) {
-  if (!check.ok()) return false;
-  return slots.size <= tokens.size ||
-         check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
-                       " tokens of ", name);
-}
-
 }  // namespace
 
 absl::Status Check(const ExecContext& context, const CacheIndexKeysArgs& args) {

@@ -30,10 +30,7 @@ bool CheckCacheWrite(ArgChecker& check, const ReshapeAndCacheArgs& args) {
   check.In("v", args.v, kSourceTypes, {&tokens, &heads, &value});
   check.In("slot_mapping", args.slot_mapping, DType::kI64, {&slots});
   if (!check.ok()) return false;
-  if (slots.size > tokens.size) {
-    check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
-                  " tokens of k");
-  }
+  CheckSlotCount(check, slots, tokens, "k");
   // Formats with scales of their own make codes and scales from values.
   const bool values_only = cache.format != KvRowFormat::kElements;
   CheckConversion(check, "k", args.k, values_only ? DType::kU8 : cache.k.dtype);
@@ -78,6 +75,13 @@ bool CheckComputedScales(ArgChecker& check, const ComputeKvScalesArgs& args) {
 }
 
 }  // namespace
+
+bool CheckSlotCount(ArgChecker& check, const Dim& slots, const Dim& tokens, const char* name) {
+  if (!check.ok()) return false;
+  return slots.size <= tokens.size ||
+         check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
+                       " tokens of ", name);
+}
 
 bool CheckSlots(ArgChecker& check, const ConstTensorView& slot_mapping, int64_t num_blocks,
                 int64_t block_size) {
@@ -133,10 +137,7 @@ absl::Status Check(const ExecContext& context, const ConcatAndCacheMlaArgs& args
   check.In("k_pe", args.k_pe, types, {&tokens, &rotary});
   check.In("slot_mapping", args.slot_mapping, DType::kI64, {&slots});
   if (!check.ok()) return check.status();
-  if (slots.size > tokens.size) {
-    check.Invalid("slot_mapping has ", slots.size, " slots for the T = ", tokens.size,
-                  " tokens of kv_c");
-  }
+  CheckSlotCount(check, slots, tokens, "kv_c");
   if (!tiled) {
     CheckConversion(check, "kv_c", args.kv_c, cache.k.dtype);
     CheckConversion(check, "k_pe", args.k_pe, cache.k.dtype);
