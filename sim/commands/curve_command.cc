@@ -139,52 +139,40 @@ absl::StatusOr<ExitStatus> CurveCommand::Execute() {
 
 absl::Status CheckCurveOptions(const CurveOptions& options,
                                const ::kvblocks::config::v1::ReplayConfig& given) {
-  if (options.sample_paths > 0 && (options.mode == "schedule" || !options.what_if.empty() ||
-                                   !options.block_sizes.empty() || !options.tiers.empty())) {
-    return InvalidArgument(
-        "--sample-paths: set with --mode=schedule, --what-if, --block-sizes or --tiers, which need "
-        "every path");
-  }
+  const bool is_schedule = options.mode == "schedule", is_ids = options.blocks == "ids";
   const bool has_variants = !options.what_if.empty() || !options.block_sizes.empty();
-  if (options.mode == "schedule" && (has_variants || options.blocks != "engine")) {
-    return InvalidArgument(options.blocks != "engine"    ? "--blocks"
-                           : options.block_sizes.empty() ? "--what-if"
-                                                         : "--block-sizes",
-                           ": set for --mode=schedule, expected --mode=order");
+  const bool has_policy = !given.eviction_policy().empty() && given.eviction_policy() != "lru";
+  const std::pair<bool, std::string> rules[] = {
+      {options.sample_paths > 0 && (is_schedule || has_variants || !options.tiers.empty()),
+       "--sample-paths: set with --mode=schedule, --what-if, --block-sizes or --tiers, which need "
+       "every path"},
+      {is_schedule && (has_variants || options.blocks != "engine"),
+       absl::StrCat(options.blocks != "engine"    ? "--blocks"
+                    : options.block_sizes.empty() ? "--what-if"
+                                                  : "--block-sizes",
+                    ": set for --mode=schedule, expected --mode=order")},
+      {is_ids && given.has_block_size(),
+       "--block-size: set for --blocks=ids, whose blocks are as long as the trace says"},
+      {is_ids && !options.block_sizes.empty(),
+       "--block-sizes: set for --blocks=ids, whose blocks are as long as the trace says"},
+      {!options.tiers.empty() && is_schedule,
+       "--tiers: set for --mode=schedule, expected --mode=order"},
+      {has_policy, absl::StrCat("--eviction-policy: got ", given.eviction_policy(),
+                                ", expected lru: one pass gives all sizes of no other; kvsim "
+                                "replay takes one size at a time")},
+      {!given.retain().empty(),
+       absl::StrCat("--retain: got ", given.retain(),
+                    ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
+                    "kvsim replay takes one size at a time")},
+      {!given.tier().empty(), absl::StrCat("--tier: got ", given.tier(),
+                                           ", expected nothing: --tiers gives the hits of second "
+                                           "tiers, kvsim replay their times")},
+      {!is_schedule && options.refine > 0,
+       "--refine: set for --mode=order, expected --mode=schedule"}};
+  for (const auto& [is_bad, text] : rules) {
+    if (is_bad) return absl::InvalidArgumentError(text);
   }
-  if (options.blocks == "ids" && given.has_block_size()) {
-    return InvalidArgument(
-        "--block-size: set for --blocks=ids, whose blocks are as long as the trace says");
-  }
-  if (options.blocks == "ids" && !options.block_sizes.empty()) {
-    return InvalidArgument(
-        "--block-sizes: set for --blocks=ids, whose blocks are as long as the trace says");
-  }
-  if (!options.tiers.empty() && options.mode == "schedule") {
-    return InvalidArgument("--tiers: set for --mode=schedule, expected --mode=order");
-  }
-  if (!given.eviction_policy().empty() && given.eviction_policy() != "lru") {
-    return InvalidArgument(
-        "--eviction-policy: got ", given.eviction_policy(),
-        ", expected lru: one pass gives all sizes of no other; kvsim replay takes one "
-        "size at a time");
-  }
-  if (!given.retain().empty()) {
-    return InvalidArgument(
-        "--retain: got ", given.retain(),
-        ", expected nothing: one pass gives all sizes of a pool that retains nothing; "
-        "kvsim replay takes one size at a time");
-  }
-  if (!given.tier().empty()) {
-    return InvalidArgument(
-        "--tier: got ", given.tier(),
-        ", expected nothing: --tiers gives the hits of second tiers, kvsim replay their "
-        "times");
-  }
-  if (options.mode == "schedule") return absl::OkStatus();
-  if (options.refine > 0) {
-    return InvalidArgument("--refine: set for --mode=order, expected --mode=schedule");
-  }
+  if (is_schedule) return absl::OkStatus();
   // Requests that run one after the other have neither schedule nor time.
   const auto* reflection = given.GetReflection();
   for (const ReplayOption& option : ReplayOptions()) {

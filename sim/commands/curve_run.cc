@@ -147,47 +147,33 @@ absl::Status AddVariants(const CurveRun& run, const TraceInfo& info,
 
 void AddNotes(const CurveRun& run, const TraceReader& reader, const OrderRunOptions& order) {
   pb::CurveReport* report = run.report;
+  const auto note = [report](bool is_true, const auto&... parts) {
+    if (is_true) report->add_notes(absl::StrCat(parts...));
+  };
   const TraceInfo& info = reader.info();
-  if (info.block_tokens == 0) {
-    report->add_notes(
-        "no content identity in this trace; cross-request hits are 0 by construction");
-  }
-  if (const auto links = info.notes.find(kTurnLinksNote); links != info.notes.end()) {
-    report->add_notes(links->second);
-  }
-  if (info.block_tokens > run.block_tokens) {
-    report->add_notes(absl::StrCat("two prompts that differ inside a trace block of ",
-                                   info.block_tokens,
-                                   " tokens count as different from its start: hits are a lower "
-                                   "bound"));
-  }
-  if (std::ranges::any_of(report->points(), [](const auto& point) {
-        return point.is_row() && point.too_small_for_some();
-      })) {
-    report->add_notes(absl::StrCat("* below ", WithThousands(report->smallest_pool()),
-                                   report->mode() == "schedule"
-                                       ? " blocks requests wait or are preempted, which this curve "
-                                         "does not have: replay these sizes"
-                                       : " blocks a pool rejects the largest requests; the curve "
-                                         "takes them all"));
-  }
-  if (report->left_out() > 0) {
-    report->add_notes(absl::StrCat(WithThousands(report->left_out()),
-                                   " requests never run, whatever the pool, and are left out"));
-  }
-  if (order.blocks.drops_last_hit) {
-    report->add_notes(
-        "the drafter gives the last block found back; that this leaves a second copy "
-        "of it is left out");
-  }
-  if (run.config.num_draft_tokens() > 0 && report->mode() == "order") {
-    report->add_notes("lookahead slots of the drafter are left out");
-  }
-  if (run.device_blocks == 0) {
-    report->add_notes(absl::StrCat(run.replay.device,
-                                   " does not hold the model with room for a cache; see --device "
-                                   "and --tensor-parallel"));
-  }
+  note(info.block_tokens == 0,
+       "no content identity in this trace; cross-request hits are 0 by construction");
+  const auto links = info.notes.find(kTurnLinksNote);
+  note(links != info.notes.end(), links != info.notes.end() ? links->second : "");
+  note(info.block_tokens > run.block_tokens, "two prompts that differ inside a trace block of ",
+       info.block_tokens, " tokens count as different from its start: hits are a lower bound");
+  note(std::ranges::any_of(
+           report->points(),
+           [](const auto& point) { return point.is_row() && point.too_small_for_some(); }),
+       "* below ", WithThousands(report->smallest_pool()),
+       report->mode() == "schedule"
+           ? " blocks requests wait or are preempted, which this curve does not have: replay these "
+             "sizes"
+           : " blocks a pool rejects the largest requests; the curve takes them all");
+  note(report->left_out() > 0, WithThousands(report->left_out()),
+       " requests never run, whatever the pool, and are left out");
+  note(order.blocks.drops_last_hit,
+       "the drafter gives the last block found back; that this leaves a second copy of it is left "
+       "out");
+  note(run.config.num_draft_tokens() > 0 && report->mode() == "order",
+       "lookahead slots of the drafter are left out");
+  note(run.device_blocks == 0, run.replay.device,
+       " does not hold the model with room for a cache; see --device and --tensor-parallel");
 }
 
 void AddTiers(const CurveOptions& options, const HitCurve& curve, pb::CurveReport* report) {

@@ -29,11 +29,7 @@ class EventJson {
     for (const BlockHash& hash : event.block_hashes) Hash(hash);
     json_.EndArray();
     json_.Key("parent_block_hash");
-    if (event.parent_block_hash) {
-      Hash(*event.parent_block_hash);
-    } else {
-      json_.Null();
-    }
+    event.parent_block_hash ? Hash(*event.parent_block_hash) : void(json_.Null());
     json_.Key("token_ids");
     Tokens(event.token_ids);
     json_.Key("block_size").Value(event.block_size);
@@ -138,13 +134,11 @@ void AddProblems(const EventStream& stream, const events::StreamCheck::Totals& t
   if (num_problems == 0) {
     page.Line("consistent", "yes: every removal, parent and length fits what was stored");
   } else {
-    page.Text(
-        "PROBLEMS",
-        absl::StrCat(WithThousands(totals.num_unknown_removals),
-                     " removals of what was not stored, ", WithThousands(totals.num_two_parents),
-                     " hashes behind two parents, ", WithThousands(totals.num_unequal_lists),
-                     " lists of wrong length, ", WithThousands(stream.num_undecodable),
-                     " messages that are no batches. ", Harmless(totals.first_problem)));
+    page.Text("PROBLEMS",
+              Say("$0 removals of what was not stored, $1 hashes behind two parents, $2 lists of "
+                  "wrong length, $3 messages that are no batches. $4",
+                  totals.num_unknown_removals, totals.num_two_parents, totals.num_unequal_lists,
+                  stream.num_undecodable, Harmless(totals.first_problem)));
   }
   std::vector<std::string> notes;
   const auto note = [&](int64_t count, const char* what) {
@@ -155,11 +149,7 @@ void AddProblems(const EventStream& stream, const events::StreamCheck::Totals& t
   note(totals.num_times_backwards, "batches with a time before the last one's");
   note(totals.num_unknown_extra_keys, "extra keys of unknown kinds");
   note(totals.num_other_media, "blocks of other media");
-  if (!notes.empty()) {
-    std::string text;
-    for (const std::string& line : notes) absl::StrAppend(&text, text.empty() ? "" : "; ", line);
-    page.Text("notes", text);
-  }
+  if (!notes.empty()) page.Text("notes", absl::StrJoin(notes, "; "));
 }
 
 }  // namespace
@@ -191,22 +181,17 @@ std::string InWords(const KvEvent& event) {
 void AddStreamReport(const EventStream& stream, const events::StreamCheck::Totals& totals,
                      const events::BlockIndex::Holder& holder, TextPage& page) {
   page.Line("stream", Harmless(stream.name));
-  page.Line("messages",
-            absl::StrCat(WithThousands(totals.num_batches), " batches with ",
-                         WithThousands(totals.num_events), " events",
-                         totals.num_batches == 0
-                             ? ""
-                             : absl::StrCat(", numbers ", stream.first_sequence, " to ",
-                                            stream.last_sequence, ", over ",
-                                            Span(totals.last_time - totals.first_time))));
-  page.Line("", absl::StrCat(WithThousands(stream.num_replayed), " replayed, ",
-                             WithThousands(stream.num_duplicates), " came twice, ",
-                             WithThousands(stream.num_lost), " lost at ",
-                             Plural(stream.num_losses, "place"), ", ",
-                             Plural(stream.num_restarts, "restart")));
-  page.Line("cache now", absl::StrCat(Plural(holder.num_blocks, "block"), " with ",
-                                      Plural(holder.num_keys, "key"), "; cleared ",
-                                      Plural(totals.num_cleared, "time")));
+  page.Line("messages", Say("$0 batches with $1 events", totals.num_batches, totals.num_events) +
+                            (totals.num_batches == 0
+                                 ? ""
+                                 : absl::StrCat(", numbers ", stream.first_sequence, " to ",
+                                                stream.last_sequence, ", over ",
+                                                Span(totals.last_time - totals.first_time))));
+  page.Line("", Say("$0 replayed, $1 came twice, $2 lost at $3, $4", stream.num_replayed,
+                    stream.num_duplicates, stream.num_lost, Plural(stream.num_losses, "place"),
+                    Plural(stream.num_restarts, "restart")));
+  page.Line("cache now", Say("$0 with $1; cleared $2", Plural(holder.num_blocks, "block"),
+                             Plural(holder.num_keys, "key"), Plural(totals.num_cleared, "time")));
   page.Line("removed", Plural(totals.num_removed, "block"));
   page.Line("stored", Plural(totals.num_stored, "block"));
   const auto part = [&](const char* name, int64_t count, const char* meaning) {

@@ -121,6 +121,13 @@ absl::Status BadOption(std::string_view flag, std::string_view got, std::string_
                          std::string(expected));
 }
 
+absl::Status CheckRules(std::initializer_list<OptionRule> rules) {
+  for (const OptionRule& rule : rules) {
+    if (rule.is_bad) return BadOption(rule.flag, rule.got, rule.expected);
+  }
+  return absl::OkStatus();
+}
+
 namespace {
 
 void Bind(const ReplayOption& option, OptionParser* options, ReplayConfig* given,

@@ -46,6 +46,20 @@ std::string DefaultText(const ReplayOption& option);
 
 // InvalidArgument: the option, what it was given, and what is expected.
 absl::Status BadOption(std::string_view flag, std::string_view got, std::string_view expected);
+// The first that is bad; OK: none.
+struct OptionRule {
+  bool is_bad;
+  std::string_view flag;
+  std::string got, expected;
+};
+absl::Status CheckRules(std::initializer_list<OptionRule> rules);
+// A message of the library that begins with the name of an option, "warmup is ...": "--warmup is
+// ...".
+template <typename T>
+absl::StatusOr<T> AsFlag(absl::StatusOr<T> value) {
+  if (value.ok()) return value;
+  return absl::InvalidArgumentError(absl::StrCat("--", value.status().message()));
+}
 
 // Sets the option of this name, "num_blocks", "num-blocks" or "--num-blocks", from text.
 // InvalidArgument names an option that there is not, or a value that is none.

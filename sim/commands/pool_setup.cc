@@ -38,14 +38,12 @@ absl::Status SizeError(const absl::Status& status) {
 // Groups as the configuration lists them.
 absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& hardware,
                             ReplaySetup* setup) {
-  if (config.block_size() != 0) {
-    return BadOption("--block-size", absl::StrCat(config.block_size()),
-               "none next to --kv-cache-config, whose groups state theirs");
-  }
-  if (config.pipeline_parallel() > 1) {
-    return BadOption("--pipeline-parallel", absl::StrCat(config.pipeline_parallel()),
-               "1 next to --kv-cache-config, whose groups are of one stage");
-  }
+  KVBLOCKS_RETURN_IF_ERROR(
+      CheckRules({{config.block_size() != 0, "--block-size", absl::StrCat(config.block_size()),
+                   "none next to --kv-cache-config, whose groups state theirs"},
+                  {config.pipeline_parallel() > 1, "--pipeline-parallel",
+                   absl::StrCat(config.pipeline_parallel()),
+                   "1 next to --kv-cache-config, whose groups are of one stage"}}));
   KVBLOCKS_ASSIGN_OR_RETURN(
       auto groups, OfOption("--kv-cache-config",
                             MakeKvCacheGroups(config.kv_cache_config(), config.num_blocks())));
@@ -85,20 +83,15 @@ absl::Status SetPlannedGroups(const ReplayConfig& config, const ModelOnDevice& h
 // What the manager refuses, in terms of the options.
 absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_cache,
                             KvCacheManagerOptions* manager) {
-  if (!config.partial_hits()) {
-    return absl::OkStatus();
-  }
-  if (!config.prefix_caching())
-    return BadOption("--partial-hits", "true", "prefix caching with it");
+  if (!config.partial_hits()) return absl::OkStatus();
   const bool has_states = std::ranges::any_of(kv_cache.groups, [](const KvCacheGroup& group) {
     return group.spec.kind() == KvCacheSpecKind::kMamba;
   });
-  if (!has_states) {
-    return BadOption("--partial-hits", "true",
-               "a model with states (Mamba and its kin): of others hits end at the ends of blocks");
-  }
   manager->partial_hits = true;
-  return absl::OkStatus();
+  return CheckRules(
+      {{!config.prefix_caching(), "--partial-hits", "true", "prefix caching with it"},
+       {!has_states, "--partial-hits", "true",
+        "a model with states (Mamba and its kin): of others hits end at the ends of blocks"}});
 }
 
 // A pool takes this machine's memory and time, however it was sized.
@@ -118,19 +111,14 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
   const int64_t interval = config.retention_interval();
   manager->semantics.retention_interval.reset();
   if (interval < 0) return absl::OkStatus();
-  if (config.cache_all_blocks()) {
-    return BadOption("--retention-interval", absl::StrCat(interval),
-               "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
-  }
   const bool is_sparse = std::ranges::any_of(kv_cache.groups, [](const KvCacheGroup& group) {
     return group.spec.sliding_window() || group.spec.kind() == KvCacheSpecKind::kMamba;
   });
-  if (interval > 0 && !is_sparse) {
-    return BadOption("--retention-interval", absl::StrCat(interval),
-               "-1 or 0: the model has neither windows nor states, and keeps every block");
-  }
   manager->semantics.retention_interval = interval;
-  return absl::OkStatus();
+  return CheckRules({{config.cache_all_blocks(), "--retention-interval", absl::StrCat(interval),
+                      "-1 next to --cache-all-blocks: the first keeps few blocks, the second all"},
+                     {interval > 0 && !is_sparse, "--retention-interval", absl::StrCat(interval),
+                      "-1 or 0: the model has neither windows nor states, and keeps every block"}});
 }
 
 // What finished requests may keep. The rules themselves are the scheduler's.
@@ -188,15 +176,12 @@ absl::StatusOr<Plan> PlanPool(const ReplayConfig& config, const ModelOnDevice& h
 
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {
-  if (config.num_blocks() == 1) {
-    return BadOption("--num-blocks", "1",
-               "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
-  }
   const bool given = config.num_blocks() > 0 || config.kv_cache_config().has_num_blocks();
-  if (given && config.kv_memory() > 0) {
-    return BadOption("--kv-memory", absl::StrCat(config.kv_memory()),
-               "0 where the number of blocks is given: both set the size of the pool");
-  }
+  KVBLOCKS_RETURN_IF_ERROR(
+      CheckRules({{config.num_blocks() == 1, "--num-blocks", "1",
+                   "2 or more: the null block takes one; 0 sizes the pool by the device's memory"},
+                  {given && config.kv_memory() > 0, "--kv-memory", absl::StrCat(config.kv_memory()),
+                   "0 where the number of blocks is given: both set the size of the pool"}}));
   KVBLOCKS_RETURN_IF_ERROR(config.has_kv_cache_config()
                                ? SetGivenGroups(config, hardware, setup)
                                : SetPlannedGroups(config, hardware, setup));

@@ -86,21 +86,17 @@ absl::Status ReplayExports::Open(const std::vector<std::string>& replicas) {
   replicas_.resize(replicas.size());
   for (size_t r = 0; r < replicas.size(); ++r) replicas_[r].name = replicas[r];
   if (!steps_.empty()) {
-    auto sink = OpenByteSink(steps_);
-    if (!sink.ok()) return sink.status();
-    step_file_ = std::make_unique<StepFile>(*std::move(sink), step_requests_, replicas.size() > 1);
+    KVBLOCKS_ASSIGN_OR_RETURN(auto sink, OpenByteSink(steps_));
+    step_file_ = std::make_unique<StepFile>(std::move(sink), step_requests_, replicas.size() > 1);
   }
   if (!perfetto_.empty()) {
-    auto sink = OpenByteSink(perfetto_);
-    if (!sink.ok()) return sink.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(auto sink, OpenByteSink(perfetto_));
     const int64_t limit = perfetto_limit_ * kBytesPerMegabyte;
     timeline_file_ = std::make_unique<TimelineFile>(
-        *std::move(sink), limit > 0 ? limit : TimelineFile::kDefaultMaxBytes);
+        std::move(sink), limit > 0 ? limit : TimelineFile::kDefaultMaxBytes);
   }
   if (!metrics_.empty()) {
-    auto sink = OpenByteSink(metrics_);
-    if (!sink.ok()) return sink.status();
-    metrics_sink_ = *std::move(sink);
+    KVBLOCKS_ASSIGN_OR_RETURN(metrics_sink_, OpenByteSink(metrics_));
   }
   return absl::OkStatus();
 }
@@ -135,24 +131,19 @@ void ReplayExports::Attach(size_t replica, const ReplaySetup& setup, ReplayMetri
 }
 
 absl::Status ReplayExports::Close() {
-  if (step_file_ != nullptr) {
-    if (absl::Status status = UnlessReaderGone(step_file_->Close()); !status.ok()) return status;
-  }
+  if (step_file_ != nullptr) KVBLOCKS_RETURN_IF_ERROR(UnlessReaderGone(step_file_->Close()));
   if (timeline_file_ != nullptr) {
-    if (absl::Status status = UnlessReaderGone(timeline_file_->Close()); !status.ok())
-      return status;
+    KVBLOCKS_RETURN_IF_ERROR(UnlessReaderGone(timeline_file_->Close()));
     if (const std::string left_out = timeline_file_->DescribeLeftOut(); !left_out.empty()) {
       std::fprintf(stderr, "--perfetto: %s; --perfetto-limit=MB takes more\n", left_out.c_str());
     }
   }
-  if (metrics_sink_ != nullptr) {
-    std::vector<std::string> texts;
-    for (const Writers& own : replicas_) texts.push_back(own.server->Text());
-    absl::Status status = metrics_sink_->Write(MergeOpenMetrics(texts));
-    if (status.ok()) status = metrics_sink_->Close();
-    if (!UnlessReaderGone(status).ok()) return status;
-  }
-  return absl::OkStatus();
+  if (metrics_sink_ == nullptr) return absl::OkStatus();
+  std::vector<std::string> texts;
+  for (const Writers& own : replicas_) texts.push_back(own.server->Text());
+  absl::Status status = metrics_sink_->Write(MergeOpenMetrics(texts));
+  if (status.ok()) status = metrics_sink_->Close();
+  return UnlessReaderGone(status);
 }
 
 }  // namespace kvblocks::sim

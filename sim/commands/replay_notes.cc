@@ -102,61 +102,46 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
     return;
   }
   AddOverload(config, report);
-  if (setup.beside_model_bytes) {
-    const int64_t bytes = described->num_blocks() * described->block_bytes() +
-                          described->num_chunks() * described->chunk_bytes();
-    if (bytes > *setup.beside_model_bytes) {
-      report->add_notes(absl::StrFormat(
-          "the pool takes %.1f GB of each device, but beside the model %s has room for %.1f GB",
-          static_cast<double>(bytes) / 1e9, setup.device,
-          static_cast<double>(std::max<int64_t>(*setup.beside_model_bytes, 0)) / 1e9));
-    }
+  const auto note = [report](bool is_true, const auto&... parts) {
+    if (is_true) report->add_notes(absl::StrCat(parts...));
+  };
+  const int64_t beside_model = setup.beside_model_bytes.value_or(INT64_MAX);
+  const int64_t bytes = described->num_blocks() * described->block_bytes() +
+                        described->num_chunks() * described->chunk_bytes();
+  if (bytes > beside_model) {
+    report->add_notes(absl::StrFormat(
+        "the pool takes %.1f GB of each device, but beside the model %s has room for %.1f GB",
+        static_cast<double>(bytes) / 1e9, setup.device,
+        static_cast<double>(std::max<int64_t>(beside_model, 0)) / 1e9));
   }
   const TraceInfo& trace = reader.info();
-  if (trace.block_tokens == 0) {
-    report->add_notes(
-        "no content identity in this trace; cross-request hits are 0 by construction");
-  }
-  if (const auto links = trace.notes.find(kTurnLinksNote); links != trace.notes.end()) {
-    report->add_notes(links->second);
-  }
-  if (trace.pseudo_tokens) {
-    report->add_notes("pseudo-tokens: lengths come from text, not from a tokenizer");
-  }
+  note(trace.block_tokens == 0,
+       "no content identity in this trace; cross-request hits are 0 by construction");
+  const auto links = trace.notes.find(kTurnLinksNote);
+  note(links != trace.notes.end(), links != trace.notes.end() ? links->second : "");
+  note(trace.pseudo_tokens, "pseudo-tokens: lengths come from text, not from a tokenizer");
   const int64_t block_tokens = described->hit_unit_tokens();
-  if (trace.block_tokens > 1 && trace.block_tokens < block_tokens && config.prefix_caching()) {
-    report->add_notes(absl::StrCat(
-        "a hit advances by ", block_tokens, " tokens, and the trace has an id per ",
-        trace.block_tokens,
-        ": shorter shared prefixes are no hits; a smaller --block-size finds them"));
-  }
-  if (trace.block_tokens > block_tokens && config.prefix_caching()) {
-    report->add_notes(absl::StrCat("two prompts that differ inside a trace block of ",
-                                   trace.block_tokens,
-                                   " tokens count as different from its start: hits are a lower "
-                                   "bound"));
-  }
-  if (config.num_blocks() == 0 && config.kv_cache_config().num_blocks() == 0) {
-    report->add_notes(
-        "the pool size counts activations as measured on one device and version; compare it with "
-        "the "
-        "engine's log");
-  }
-  if (config.max_encoder_tokens() > 0) {
-    report->add_notes("step times leave out the encoder, and attention to what it made");
-  } else if (workload->encoder_tokens() > 0) {
-    report->add_notes(absl::StrCat("the trace has encoders' inputs of ", workload->encoder_tokens(),
-                                   " tokens, and the model no cross attention: they are left out"));
-  }
-  if (!setup.note.empty()) report->add_notes(setup.note);
-  if (workload->bad_rows() > 0) {
-    report->add_notes(absl::StrCat(workload->bad_rows(), " bad rows were skipped"));
-  }
-  if (config.count() == "vllm-legacy") {
-    report->add_notes(absl::StrCat("counters as old engines had them, every attempt and resume: ",
-                                   report->counters().hit_tokens(), " hits of ",
-                                   report->counters().queried_tokens(), " queried tokens"));
-  }
+  note(trace.block_tokens > 1 && trace.block_tokens < block_tokens && config.prefix_caching(),
+       "a hit advances by ", block_tokens, " tokens, and the trace has an id per ",
+       trace.block_tokens,
+       ": shorter shared prefixes are no hits; a smaller --block-size finds them");
+  note(trace.block_tokens > block_tokens && config.prefix_caching(),
+       "two prompts that differ inside a trace block of ", trace.block_tokens,
+       " tokens count as different from its start: hits are a lower bound");
+  note(config.num_blocks() == 0 && config.kv_cache_config().num_blocks() == 0,
+       "the pool size counts activations as measured on one device and version; compare it with "
+       "the engine's log");
+  note(config.max_encoder_tokens() > 0,
+       "step times leave out the encoder, and attention to what it made");
+  note(config.max_encoder_tokens() == 0 && workload->encoder_tokens() > 0,
+       "the trace has encoders' inputs of ", workload->encoder_tokens(),
+       " tokens, and the model no cross attention: they are left out");
+  note(!setup.note.empty(), setup.note);
+  note(workload->bad_rows() > 0, workload->bad_rows(), " bad rows were skipped");
+  note(config.count() == "vllm-legacy",
+       "counters as old engines had them, every attempt and resume: ",
+       report->counters().hit_tokens(), " hits of ", report->counters().queried_tokens(),
+       " queried tokens");
 }
 
 void NoteStepsOutside(::kvblocks::report::v1::Report* report) {

@@ -107,11 +107,7 @@ absl::Status CheckEngineHas(const ReplayConfig& config) {
 absl::Status SetScheduler(const ReplayConfig& config, SimulationConfig* simulation) {
   SchedulerOptions& scheduler = simulation->scheduler;
   scheduler.max_num_batched_tokens = config.max_num_batched_tokens();
-  auto retention = ParseRetentionRules(config.retain());
-  if (!retention.ok()) {
-    return InvalidArgument("--", retention.status().message());
-  }
-  scheduler.retention = *std::move(retention);
+  KVBLOCKS_ASSIGN_OR_RETURN(scheduler.retention, AsFlag(ParseRetentionRules(config.retain())));
   scheduler.max_num_scheduled_tokens = config.max_num_scheduled_tokens();
   scheduler.max_num_seqs = config.max_num_seqs();
   scheduler.max_num_active_seqs = config.max_num_active_seqs();
@@ -172,63 +168,35 @@ absl::Status SetEncoder(const ReplayConfig& config, SimulationConfig* simulation
   const int64_t most = config.max_encoder_tokens(), tokens = config.encoder_tokens();
   if (!has_cross) {
     constexpr const char* kNone = ": no KV-cache group is of cross attention";
-    if (most != 0) {
-      return BadOption("--max-encoder-tokens", absl::StrCat(most), absl::StrCat("0", kNone));
-    }
-    if (tokens == -1) return absl::OkStatus();
-    return BadOption("--encoder-tokens", absl::StrCat(tokens), absl::StrCat("none", kNone));
+    return CheckRules(
+        {{most != 0, "--max-encoder-tokens", absl::StrCat(most), absl::StrCat("0", kNone)},
+         {tokens != -1, "--encoder-tokens", absl::StrCat(tokens), absl::StrCat("none", kNone)}});
   }
-  if (config.prefix_caching()) {
-    return BadOption(
-        "--prefix-caching", "true",
-        "--no-prefix-caching with cross attention: what is cached of a decoder depends on "
-        "the encoder's input, which traces do not name");
-  }
-  if (config.chunked_prefill()) {
-    return BadOption(
-        "--chunked-prefill", "true",
-        "--no-chunked-prefill with cross attention: engines compute such prompts whole");
-  }
-  if (config.long_prefill_threshold() > 0) {
-    return BadOption("--long-prefill-threshold", absl::StrCat(config.long_prefill_threshold()),
-                     "0 with cross attention: engines compute such prompts whole");
-  }
-  if (!config.tier().empty()) {
-    return BadOption(
-        "--tier", config.tier(),
-        "nothing with cross attention: what encoders made is not loaded from elsewhere");
-  }
-  if (most == 0) {
-    return BadOption(
-        "--max-encoder-tokens", "0",
-        "the longest input of the encoder, as groups are of cross attention (Whisper's "
-        "is 1500)");
-  }
-  if (tokens > most) {
-    return BadOption("--encoder-tokens", absl::StrCat(tokens),
-                     absl::StrCat("at most --max-encoder-tokens, which is ", most));
-  }
+  KVBLOCKS_RETURN_IF_ERROR(CheckRules(
+      {{config.prefix_caching(), "--prefix-caching", "true",
+        "--no-prefix-caching with cross attention: what is cached of a decoder depends on the "
+        "encoder's input, which traces do not name"},
+       {config.chunked_prefill(), "--chunked-prefill", "true",
+        "--no-chunked-prefill with cross attention: engines compute such prompts whole"},
+       {config.long_prefill_threshold() > 0, "--long-prefill-threshold",
+        absl::StrCat(config.long_prefill_threshold()),
+        "0 with cross attention: engines compute such prompts whole"},
+       {!config.tier().empty(), "--tier", config.tier(),
+        "nothing with cross attention: what encoders made is not loaded from elsewhere"},
+       {most == 0, "--max-encoder-tokens", "0",
+        "the longest input of the encoder, as groups are of cross attention (Whisper's is 1500)"},
+       {tokens > most, "--encoder-tokens", absl::StrCat(tokens),
+        absl::StrCat("at most --max-encoder-tokens, which is ", most)}}));
   simulation->manager.max_encoder_tokens = most;
   simulation->scheduler.num_encoder_tokens = tokens < 0 ? most : tokens;
   return absl::OkStatus();
 }
 
-absl::Status SetStepTime(const ReplayConfig& config, const ModelOnDevice& hardware,
-                         ReplaySetup* setup) {
-  auto clock = MakeStepTime(config, hardware);
-  if (!clock.ok()) return clock.status();
-  setup->step_time = std::move(clock->model);
-  setup->latency_is_meaningful = clock->latency_is_meaningful;
-  setup->note = std::move(clock->note);
-  return absl::OkStatus();
-}
-
 absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   const int64_t num_devices = config.tensor_parallel();
-  auto tiers = ParseTiers(config.tier(), num_devices);
-  if (!tiers.ok()) return InvalidArgument("--", tiers.status().message());
-  if (tiers->empty()) return absl::OkStatus();
-  for (const SimTier& tier : *tiers) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto tiers, AsFlag(ParseTiers(config.tier(), num_devices)));
+  if (tiers.empty()) return absl::OkStatus();
+  for (const SimTier& tier : tiers) {
     if (num_devices == 1 || tier.options.capacity_bytes == 0) continue;
     const double gib = static_cast<double>(tier.options.capacity_bytes) / (1 << 30);
     absl::StrAppendFormat(&setup->note,
@@ -244,7 +212,7 @@ absl::Status SetTiers(const ReplayConfig& config, ReplaySetup* setup) {
   }
   const SimulationConfig& simulation = setup->simulation;
   TierConnector::Options options;
-  options.tiers = *std::move(tiers);
+  options.tiers = std::move(tiers);
   options.mode = config.load() == "sync"        ? LoadMode::kSync
                  : config.load() == "layerwise" ? LoadMode::kLayerwise
                                                 : LoadMode::kAsync;
@@ -283,19 +251,9 @@ absl::Status SetMetrics(const ReplayConfig& config, ReplayMetricsOptions* metric
   metrics->latency.stall_factor = config.stall();
   metrics->top_prefixes = static_cast<size_t>(config.top_prefixes());
   metrics->hit_rates.legacy_counters = config.count() == "vllm-legacy";
-  auto warmup = ParseWarmup(config.warmup());
-  if (!warmup.ok()) return InvalidArgument("--", warmup.status().message());
-  metrics->hit_rates.warmup = *warmup;
-  auto cooldown = ParseWarmup(config.cooldown(), "cooldown");
-  if (!cooldown.ok()) {
-    return InvalidArgument("--", cooldown.status().message());
-  }
-  metrics->cooldown = *cooldown;
-  auto objectives = ParseObjectives(config.slo());
-  if (!objectives.ok()) {
-    return InvalidArgument("--", objectives.status().message());
-  }
-  metrics->objectives = *std::move(objectives);
+  KVBLOCKS_ASSIGN_OR_RETURN(metrics->hit_rates.warmup, AsFlag(ParseWarmup(config.warmup())));
+  KVBLOCKS_ASSIGN_OR_RETURN(metrics->cooldown, AsFlag(ParseWarmup(config.cooldown(), "cooldown")));
+  KVBLOCKS_ASSIGN_OR_RETURN(metrics->objectives, AsFlag(ParseObjectives(config.slo())));
   return absl::OkStatus();
 }
 
@@ -369,9 +327,7 @@ absl::StatusOr<std::unique_ptr<TierConnector>> MakeTiers(const ReplaySetup& setu
   if (!setup.tiers) return nullptr;
   TierConnector::Options options = *setup.tiers;
   options.seed += static_cast<uint64_t>(replica);  // each draws failures of its own
-  auto tiers = TierConnector::Create(std::move(options), with);
-  if (!tiers.ok()) return InvalidArgument("--", tiers.status().message());
-  return tiers;
+  return AsFlag(TierConnector::Create(std::move(options), with));
 }
 
 absl::Status AttachTiers(const KvCacheManager& manager, TierConnector* tiers) {
@@ -412,28 +368,28 @@ absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& asked, SeveralRa
     return BadOption("--data-parallel", absl::StrCat(config.data_parallel()),
                      "1: this command runs one engine; kvsim replay and explain take ranks");
   }
-  auto reader = MakeReaderOptions(config);
-  if (!reader.ok()) return reader.status();
-  setup.reader = *std::move(reader);
-  const auto hardware = FindModelOnDevice(config);
-  if (!hardware.ok()) return hardware.status();
-  setup.model = hardware->model.name;
-  setup.device = hardware->device.name;
-  setup.node_gb_per_s = hardware->device.node_gb_per_s;
-  setup.is_lockstep = IsInLockstep(config, hardware->model);
+  KVBLOCKS_ASSIGN_OR_RETURN(setup.reader, MakeReaderOptions(config));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto hardware, FindModelOnDevice(config));
+  setup.model = hardware.model.name;
+  setup.device = hardware.device.name;
+  setup.node_gb_per_s = hardware.device.node_gb_per_s;
+  setup.is_lockstep = IsInLockstep(config, hardware.model);
   KVBLOCKS_RETURN_IF_ERROR(ApplyEnginePreset(config.engine(), &setup.simulation));
   KVBLOCKS_RETURN_IF_ERROR(CheckEngineHas(config));
-  if (IsInLockstep(config, hardware->model) && !config.tier().empty()) {
+  if (setup.is_lockstep && !config.tier().empty()) {
     return BadOption(
         "--tier", config.tier(),
         "nothing with --data-parallel of a model with experts: ranks in lockstep do not "
         "load from tiers");
   }
-  KVBLOCKS_RETURN_IF_ERROR(ChooseLimits(hardware->device, &config));
-  KVBLOCKS_RETURN_IF_ERROR(SetPool(config, *hardware, &setup));
+  KVBLOCKS_RETURN_IF_ERROR(ChooseLimits(hardware.device, &config));
+  KVBLOCKS_RETURN_IF_ERROR(SetPool(config, hardware, &setup));
   KVBLOCKS_RETURN_IF_ERROR(SetScheduler(config, &setup.simulation));
   KVBLOCKS_RETURN_IF_ERROR(SetEncoder(config, &setup.simulation));
-  KVBLOCKS_RETURN_IF_ERROR(SetStepTime(config, *hardware, &setup));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto clock, MakeStepTime(config, hardware));
+  setup.step_time = std::move(clock.model);
+  setup.latency_is_meaningful = clock.latency_is_meaningful;
+  setup.note = std::move(clock.note);
   KVBLOCKS_RETURN_IF_ERROR(SetTiers(config, &setup));
   KVBLOCKS_RETURN_IF_ERROR(SetMetrics(config, &setup.metrics));
   if (absl::Status status = Validate(setup.simulation); !status.ok()) return InOptionWords(status);

@@ -91,10 +91,6 @@ absl::StatusOr<std::unique_ptr<attention::cuda::HostTensorOps>> OpenCuda() {
 }
 #endif
 
-std::string Line(const char* label, const std::string& text) {
-  return absl::StrFormat("%-20s %s\n", label, text);
-}
-
 class VerifyCommand final : public Command {
  public:
   explicit VerifyCommand(OptionParser* program)
@@ -186,65 +182,54 @@ Verification VerifyCommand::Found(const std::string& engine, const VerifyingObse
 }
 
 std::string VerifyCommand::Report(const Verification& found, double seconds) const {
-  const auto number = [](int64_t value) { return WithThousands(value); };
   int64_t num_layers = 0;
-  std::string text = Line("verified", found.good() ? "no wrong number" : "failed");
-  text += Line("engine", found.engine());
-  for (int g = 0; g < found.groups_size(); ++g) {
-    text += Line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", found.groups(g).name()));
-    if (found.groups(g).checks() == "attention") num_layers += found.groups(g).layers();
-  }
   std::vector<std::string> planned;
-  for (const auto& group : found.groups()) {
-    if (std::ranges::find(planned, group.planned_rows()) == planned.end()) {
+  std::string text;
+  const auto line = [&text](const char* label, const std::string& words) {
+    absl::StrAppendFormat(&text, "%-20s %s\n", label, words);
+  };
+  line("verified", found.good() ? "no wrong number" : "failed");
+  line("engine", found.engine());
+  for (int g = 0; g < found.groups_size(); ++g) {
+    const auto& group = found.groups(g);
+    line(g == 0 ? "groups" : "", absl::StrCat(g, ": ", group.name()));
+    if (group.checks() == "attention") num_layers += group.layers();
+    if (std::ranges::count(planned, group.planned_rows()) == 0) {
       planned.push_back(group.planned_rows());
     }
   }
-  text += Line("memory", absl::StrCat(found.layout(), " layout, rows of fp32; the plan's are ",
-                                      absl::StrJoin(planned, ", ")));
-  text += Line("requests", absl::StrCat(number(found.requests_arrived()), " arrived, ",
-                                        number(found.requests_finished()), " finished, ",
-                                        number(found.preemptions()), " preemptions",
-                                        found.stopped_at_max_tokens() ? "; stopped by --max-tokens"
-                                                                      : ""));
-  text += Line("steps", number(found.steps()));
-  text += Line("tokens written", absl::StrCat(number(found.tokens()), ", ",
-                                              number(found.rows_written()), " rows in ", num_layers,
-                                              num_layers == 1 ? " layer" : " layers"));
-  text += Line("rows checked",
-               absl::StrFormat("%s of %s (%.2f %%), over %s keys", number(found.queries_checked()),
-                               number(found.queries()),
-                               found.queries() == 0
-                                   ? 0.0
-                                   : 100.0 * static_cast<double>(found.queries_checked()) /
-                                         static_cast<double>(found.queries()),
-                               number(found.keys_attended())));
+  line("memory", Say("$0 layout, rows of fp32; the plan's are $1", found.layout(),
+                     absl::StrJoin(planned, ", ")));
+  line("requests", Say("$0 arrived, $1 finished, $2 preemptions$3", found.requests_arrived(),
+                       found.requests_finished(), found.preemptions(),
+                       found.stopped_at_max_tokens() ? "; stopped by --max-tokens" : ""));
+  line("steps", WithThousands(found.steps()));
+  line("tokens written",
+       Say("$0, $1 rows in $2", found.tokens(), found.rows_written(), Plural(num_layers, "layer")));
+  line("rows checked",
+       Say("$0 of $1 ($2), over $3 keys", found.queries_checked(), found.queries(),
+           Percent(Ratio(found.queries_checked(), found.queries())), found.keys_attended()));
   if (found.joint_queries_checked() > 0) {
-    text += Line("joint attention",
-                 absl::StrCat(number(found.joint_queries_checked()),
-                              " rows over a window and compressed rows, or chosen rows"));
+    line("joint attention", Say("$0 rows over a window and compressed rows, or chosen rows",
+                                found.joint_queries_checked()));
   }
   if (found.states_written() > 0) {
-    text += Line("states", absl::StrCat(number(found.states_written()), " written, ",
-                                        number(found.states_read()), " read back"));
+    line("states", Say("$0 written, $1 read back", found.states_written(), found.states_read()));
   }
   if (found.encoder_tokens() > 0) {
-    text += Line("encoder", absl::StrCat(number(found.encoder_tokens()), " tokens of its inputs, ",
-                                         number(found.encoder_rows_read()),
-                                         " rows read back in later steps"));
+    line("encoder", Say("$0 tokens of its inputs, $1 rows read back in later steps",
+                        found.encoder_tokens(), found.encoder_rows_read()));
   }
   if (found.loads() > 0) {
-    text += Line("loaded", absl::StrCat(number(found.loaded_tokens()), " tokens in ",
-                                        number(found.loads()), " loads from tiers"));
+    line("loaded", Say("$0 tokens in $1 loads from tiers", found.loaded_tokens(), found.loads()));
   }
-  text += Line("hits read back", absl::StrCat(number(found.hit_tokens()), " tokens, ",
-                                              number(found.rows_read_back()), " rows in reach"));
-  if (found.blocks_copied() > 0) text += Line("blocks copied", number(found.blocks_copied()));
-  text += Line("blocks poisoned", poison_ ? number(found.blocks_poisoned()) : "none (--no-poison)");
-  text += Line("max error",
-               absl::StrFormat("%.2g, of at most %.2g", found.max_error(), found.tolerance()));
-  text += Line("backend", found.backend());
-  text += Line("time", absl::StrFormat("%.1f s", seconds));
+  line("hits read back",
+       Say("$0 tokens, $1 rows in reach", found.hit_tokens(), found.rows_read_back()));
+  if (found.blocks_copied() > 0) line("blocks copied", WithThousands(found.blocks_copied()));
+  line("blocks poisoned", poison_ ? WithThousands(found.blocks_poisoned()) : "none (--no-poison)");
+  line("max error", absl::StrFormat("%.2g, of at most %.2g", found.max_error(), found.tolerance()));
+  line("backend", found.backend());
+  line("time", absl::StrFormat("%.1f s", seconds));
   return text;
 }
 

@@ -55,10 +55,9 @@ void AddTotals(const pb::Report& replay, TextPage& text) {
     row(cause.cause(), cause.tokens(), cause.blocks(), at_resumes, cause.meaning());
     const pb::EvictedReuse& reuse = replay.first_admission_misses().evicted();
     if (cause.cause() == "evicted" && reuse.blocks() > 0) {
-      text.Plain(absl::StrCat("    last used ", SecondsText(reuse.p50_age_s()), " / ",
-                            Plural(reuse.p50_distance_blocks(), "block"),
-                            " earlier at the median, ", SecondsText(reuse.max_age_s()), " / ",
-                            Plural(reuse.max_distance_blocks(), "block"), " at most"));
+      text.Plain(Say("    last used $0 / $1 earlier at the median, $2 / $3 at most",
+                     SecondsText(reuse.p50_age_s()), Plural(reuse.p50_distance_blocks(), "block"),
+                     SecondsText(reuse.max_age_s()), Plural(reuse.max_distance_blocks(), "block")));
     }
   }
   row("partial blocks", prompt.partial_blocks(), -1, -1,
@@ -92,8 +91,8 @@ void AddWorst(const pb::Explanation& explanation, TextPage& text) {
 std::string Fate(const pb::BlockRunLife& run) {
   std::string fate = run.cause();
   if (run.has_last_use()) {
-    absl::StrAppend(&fate, "; last used ", SecondsText(run.last_use().age_s()), " and ",
-                    Plural(run.last_use().distance_blocks(), "block"), " earlier");
+    fate += Say("; last used $0 and $1 earlier", SecondsText(run.last_use().age_s()),
+                Plural(run.last_use().distance_blocks(), "block"));
   } else if (run.cause() == "evicted") {
     absl::StrAppend(&fate, "; its last user still runs");
   }
@@ -124,8 +123,8 @@ std::string Fate(const pb::BlockRunLife& run) {
 void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, TextPage& text) {
   std::string line;
   if (!is_first) {
-    line = absl::StrCat(SecondsText(lookup.time_s()), "  looked up again, ",
-                        WithThousands(lookup.hit_tokens()), " tokens hit: ");
+    line = Say("$0  looked up again, $1 tokens hit: ", SecondsText(lookup.time_s()),
+               lookup.hit_tokens());
   }
   absl::StrAppend(&line, lookup.loaded_tokens() == 0
                              ? "nothing"
@@ -138,23 +137,22 @@ void AddTierLookup(const pb::TierLookupLife& lookup, bool is_first, TextPage& te
   text.Wrap("    ", line);
   for (const pb::TierFound& tier : lookup.tiers()) {
     const std::string misses = DescribeTierMisses(tier.misses());
-    text.Wrap("      ", absl::StrCat(Printable(tier.name()), ": ",
-                                     WithThousands(tier.loaded_tokens()), " loaded",
-                                     misses.empty() ? "" : absl::StrCat("; of the rest ", misses)));
+    text.Wrap("      ", Say("$0: $1 loaded$2$3", Printable(tier.name()), tier.loaded_tokens(),
+                            misses.empty() ? "" : "; of the rest ", misses));
   }
 }
 
 void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, TextPage& text) {
-  text.Heading(absl::StrCat(
-      SecondsText(admission.time_s()), admission.is_resume() ? "  resumed" : "  admitted",
-      " after ", SecondsText(admission.waited_s()), ", ", Plural(admission.attempts(), "attempt")));
+  text.Heading(Say("$0  $1 after $2, $3", SecondsText(admission.time_s()),
+                   admission.is_resume() ? "resumed" : "admitted",
+                   SecondsText(admission.waited_s()), Plural(admission.attempts(), "attempt")));
   if (!replay.config().prefix_caching()) {
     text.Plain("    prefix caching is off: nothing is looked up");
     return;
   }
-  text.Plain(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
-                        WithThousands(admission.known_tokens()), " known tokens hit (",
-                        ShareText(admission.hit_tokens(), admission.known_tokens()), ")"));
+  text.Plain(Say("    $0 of $1 known tokens hit ($2)", admission.hit_tokens(),
+                 admission.known_tokens(),
+                 ShareText(admission.hit_tokens(), admission.known_tokens())));
   for (int i = 0; i < admission.tier_lookups_size(); ++i) {
     AddTierLookup(admission.tier_lookups(i), i == 0, text);
   }
@@ -173,33 +171,31 @@ void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, 
   }
   for (const pb::GroupReachLife& group : admission.groups()) {
     if (admission.groups_size() == 1) break;
-    text.Wrap("    ", absl::StrCat("group ", group.group(), " (", group.kind(),
-                                   ") alone would hit ", WithThousands(group.hit_tokens()),
-                                   group.has_stop() ? absl::StrCat(", stopped at its block ",
-                                                                   group.stop().block(), ": ",
-                                                                   group.stop().why())
-                                                    : ""));
+    text.Wrap("    ",
+              absl::StrCat("group ", group.group(), " (", group.kind(), ") alone would hit ",
+                           WithThousands(group.hit_tokens())) +
+                  (group.has_stop() ? absl::StrCat(", stopped at its block ", group.stop().block(),
+                                                   ": ", group.stop().why())
+                                    : ""));
   }
 }
 
 void AddLife(const pb::RequestLife& life, const pb::Report& replay, TextPage& text) {
-  text.Heading(absl::StrCat(NameOf(life.name()), ", line ", life.name().line(), ": ",
-                            Plural(life.prompt_tokens(), "prompt token"), ", ",
-                            Plural(life.requested_output_tokens(), "output token"), " asked for"));
-  std::vector<std::string> facts;
-  if (!life.tenant().empty()) facts.push_back(absl::StrCat("tenant ", Printable(life.tenant())));
-  if (!life.slo_class().empty()) {
-    facts.push_back(absl::StrCat("class ", Printable(life.slo_class())));
+  text.Heading(Say("$0, line $1: $2, $3 asked for", NameOf(life.name()),
+                   absl::StrCat(life.name().line()), Plural(life.prompt_tokens(), "prompt token"),
+                   Plural(life.requested_output_tokens(), "output token")));
+  for (const auto& [what, name] : {std::pair("tenant", life.tenant()),
+                                   {"class", life.slo_class()},
+                                   {"adapter", life.adapter()}}) {
+    if (!name.empty()) text.Plain(absl::StrCat("    ", what, " ", Printable(name)));
   }
-  if (!life.adapter().empty()) facts.push_back(absl::StrCat("adapter ", Printable(life.adapter())));
   if (life.session() != 0) {
-    facts.push_back(absl::StrCat("turn ", life.turn(), " of session ", life.session()));
+    text.Plain(absl::StrCat("    turn ", life.turn(), " of session ", life.session()));
   }
   if (life.namesakes() > 0) {
-    facts.push_back(absl::StrCat("the first of ", life.namesakes() + 1,
-                                 " requests with this id (row:N selects another)"));
+    text.Plain(absl::StrCat("    the first of ", life.namesakes() + 1,
+                            " requests with this id (row:N selects another)"));
   }
-  for (const std::string& fact : facts) text.Plain(absl::StrCat("    ", fact));
   if (life.never_arrived()) {
     text.Plain("    given up before it arrived, with its session");
     return;
@@ -219,11 +215,10 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, TextPage& te
     if (next >= life.preemptions_size()) continue;
     const pb::PreemptionLife& preemption = life.preemptions(next++);
     const bool by_itself = preemption.cause().row() == life.name().row();
-    text.Heading(
-        absl::StrCat(SecondsText(preemption.time_s()), "  preempted, ",
-                     Plural(preemption.lost_tokens(), "computed token"), " given up; ",
-                     by_itself ? std::string("it needed the block itself")
-                               : absl::StrCat("the block went to ", NameOf(preemption.cause()))));
+    text.Heading(Say("$0  preempted, $1 given up; $2$3", SecondsText(preemption.time_s()),
+                     Plural(preemption.lost_tokens(), "computed token"),
+                     by_itself ? "it needed the block itself" : "the block went to ",
+                     by_itself ? "" : NameOf(preemption.cause())));
   }
   if (life.preemptions_size() > 0 && life.output_tokens() > 0 &&
       life.first_token_s() > life.preemptions(0).time_s()) {
@@ -232,9 +227,9 @@ void AddLife(const pb::RequestLife& life, const pb::Report& replay, TextPage& te
   if (life.end() == "none") {
     text.Plain("    the replay ended before it");
   } else {
-    text.Heading(absl::StrCat(SecondsText(life.end_s()), "  finished (", life.end(), ") with ",
-                              Plural(life.output_tokens(), "output token"), ", ",
-                              SecondsText(life.end_s() - life.arrival_s()), " after its arrival"));
+    text.Heading(Say("$0  finished ($1) with $2, $3 after its arrival", SecondsText(life.end_s()),
+                     life.end(), Plural(life.output_tokens(), "output token"),
+                     SecondsText(life.end_s() - life.arrival_s())));
   }
 }
 

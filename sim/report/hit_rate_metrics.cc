@@ -52,16 +52,13 @@ absl::StatusOr<Warmup> ParseWarmup(std::string_view text, const char* name) {
 }
 
 std::string DescribeWarmup(const Warmup& warmup) {
-  switch (warmup.kind) {
-    case Warmup::Kind::kShare:
-      return absl::StrCat("without the first ", static_cast<double>(warmup.share_ppm) / 1e4,
-                          " % of the requests");
-    case Warmup::Kind::kRequests:
-      return absl::StrCat("without the first ", warmup.requests, " requests");
-    case Warmup::Kind::kTime:
-      return absl::StrCat("without admissions before ", FormatDuration(warmup.time));
+  if (warmup.kind == Warmup::Kind::kTime) {
+    return absl::StrCat("without admissions before ", FormatDuration(warmup.time));
   }
-  return "";
+  return warmup.kind == Warmup::Kind::kRequests
+             ? absl::StrCat("without the first ", warmup.requests, " requests")
+             : absl::StrCat("without the first ", static_cast<double>(warmup.share_ppm) / 1e4,
+                            " % of the requests");
 }
 
 void HitRateMetrics::Sums::Add(const Sample& sample) {
@@ -148,16 +145,12 @@ void HitRateMetrics::OnAdmission(const AdmissionRecord& record, SimTime now) {
                          static_cast<uint32_t>(misses.num_full_blocks),
                          static_cast<uint32_t>(misses.num_hit_blocks)};
   whole_.Add(sample);
-  switch (options_.warmup.kind) {
-    case Warmup::Kind::kShare:
-      samples_.push_back(sample);
-      break;
-    case Warmup::Kind::kRequests:
-      if (admissions_ >= options_.warmup.requests) after_warmup_.Add(sample);
-      break;
-    case Warmup::Kind::kTime:
-      if (now >= options_.warmup.time) after_warmup_.Add(sample);
-      break;
+  const Warmup& warmup = options_.warmup;
+  if (warmup.kind == Warmup::Kind::kShare) {
+    samples_.push_back(sample);
+  } else if (warmup.kind == Warmup::Kind::kRequests ? admissions_ >= warmup.requests
+                                                    : now >= warmup.time) {
+    after_warmup_.Add(sample);
   }
   if (last_.size() < kRollingRequests) {
     last_.push_back(sample);
@@ -254,12 +247,6 @@ void HitRateMetrics::Fill(const ReplayEnd& end, pb::Report* out) {
   FillHistogram(missing_at_, out->mutable_first_missing_block());
 }
 
-namespace {
-
-namespace pb = ::kvblocks::report::v1;
-
-}  // namespace
-
 void HitGroups::OnAdmission(const AdmissionRecord& record, SimTime) {
   if (record.is_resume) return;
   const TraceRequest& spec = record.request->spec;
@@ -278,10 +265,7 @@ void HitGroups::OnAdmission(const AdmissionRecord& record, SimTime) {
 void HitGroups::FillOne(const std::string& name, const Sums& sums, pb::HitGroup* out) {
   out->set_name(name);
   out->set_requests(sums.requests);
-  auto* rate = out->mutable_token_hit_rate();
-  rate->set_numerator(sums.hit);
-  rate->set_denominator(sums.queried);
-  rate->set_value(Ratio(sums.hit, sums.queried));
+  FillRatio(sums.hit, sums.queried, out->mutable_token_hit_rate());
 }
 
 void HitGroups::FillNames(const Names& names,

@@ -26,26 +26,8 @@ void FillDistribution(Distribution& values, ::kvblocks::report::v1::Distribution
   for (const int64_t value : values.Percentiles()) out->add_quantiles_ms(Milliseconds(value));
 }
 
-namespace {
-
-void FillDefined(const char* definition, Distribution& values,
-                 ::kvblocks::report::v1::Distribution* out) {
-  FillDistribution(values, out);
-  out->set_definition(definition);
-}
-
-}  // namespace
-
 LatencyMetrics::LatencyMetrics(const Options& options, SharedFacts* facts)
-    : options_(options),
-      facts_(facts),
-      queueing_(options.max_exact_runs),
-      ttft_(options.max_exact_runs),
-      prefill_(options.max_exact_runs),
-      e2e_(options.max_exact_runs),
-      tpot_(options.max_exact_runs),
-      itl_(options.max_exact_runs),
-      normalized_(options.max_exact_runs) {}
+    : options_(options), facts_(facts), values_(kNumKinds, Distribution(options.max_exact_runs)) {}
 
 void LatencyMetrics::OnStepFinished(const StepRecord& step) {
   const SimTime now = step.end;
@@ -81,7 +63,7 @@ void LatencyMetrics::OnStepFinished(const StepRecord& step) {
 }
 
 void LatencyMetrics::AddGaps(SimTime gap, int64_t count, SimTime now) {
-  itl_.Add(gap, count);
+  values_[kItl].Add(gap, count);
   if (options_.sink != nullptr) options_.sink->OnGaps(gap, count, now);
 }
 
@@ -94,51 +76,43 @@ void LatencyMetrics::OnSkippedDecodes(const SimRequest& request, int64_t num_ste
 void LatencyMetrics::OnFinish(const SimRequest& request, SimTime) {
   if (!request.is_completed() || !facts_->latency) return;
   const RequestLatency& latency = *facts_->latency;
-  queueing_.Add(latency.queueing);
-  ttft_.Add(latency.ttft);
-  prefill_.Add(latency.prefill);
-  e2e_.Add(latency.e2e);
-  if (latency.tpot) tpot_.Add(*latency.tpot);
-  normalized_.Add(latency.normalized);
+  values_[kQueueing].Add(latency.queueing);
+  values_[kTtft].Add(latency.ttft);
+  values_[kPrefill].Add(latency.prefill);
+  values_[kE2e].Add(latency.e2e);
+  if (latency.tpot) values_[kTpot].Add(*latency.tpot);
+  values_[kNormalized].Add(latency.normalized);
 }
 
 void LatencyMetrics::Fill(const ReplayEnd&, ::kvblocks::report::v1::Report* report) {
   ::kvblocks::report::v1::Latency* out = report->mutable_latency();
-  FillDefined("per request: arrival to first scheduling", queueing_, out->mutable_queueing());
-  FillDefined("per request: arrival to first token", ttft_, out->mutable_ttft());
-  FillDefined("per request: first scheduling to first token", prefill_,
-              out->mutable_prefill());
-  FillDefined("per request: arrival to last token", e2e_, out->mutable_e2e());
-  FillDefined("per request: mean gap between its tokens; inter-token latency as AIPerf has it",
-              tpot_, out->mutable_tpot());
-  FillDefined("per gap between two tokens; inter-token latency as servers have it", itl_,
-              out->mutable_itl());
-  FillDefined("per request: arrival to last token / tokens", normalized_,
-              out->mutable_normalized());
-  const double threshold = static_cast<double>(itl_.Percentile(5000)) * options_.stall_factor;
+  const std::pair<::kvblocks::report::v1::Distribution*, const char*> kinds[kNumKinds] = {
+      {out->mutable_queueing(), "per request: arrival to first scheduling"},
+      {out->mutable_ttft(), "per request: arrival to first token"},
+      {out->mutable_prefill(), "per request: first scheduling to first token"},
+      {out->mutable_e2e(), "per request: arrival to last token"},
+      {out->mutable_tpot(),
+       "per request: mean gap between its tokens; inter-token latency as AIPerf has it"},
+      {out->mutable_itl(), "per gap between two tokens; inter-token latency as servers have it"},
+      {out->mutable_normalized(), "per request: arrival to last token / tokens"}};
+  for (size_t i = 0; i < kNumKinds; ++i) {
+    const auto& [filled, definition] = kinds[i];
+    FillDistribution(values_[i], filled);
+    filled->set_definition(definition);
+  }
+  Distribution& gaps = values_[kItl];
+  const double threshold = static_cast<double>(gaps.Percentile(5000)) * options_.stall_factor;
   const auto limit =
       static_cast<SimTime>(std::min(std::floor(threshold), static_cast<double>(kMaxSimTime / 2)));
   out->set_stall_threshold_ms(Milliseconds(limit));
-  out->set_stalls(itl_.count() == 0 ? 0 : itl_.CountAbove(limit));
+  out->set_stalls(gaps.CountAbove(limit));
   report->mutable_setup()->set_quantile_method(out->itl().method());
 }
 
 namespace {
 
-constexpr struct {
-  const char* name;
-  SloMetric metric;
-} kMetrics[] = {{"ttft", SloMetric::kTtft},
-                {"tpot", SloMetric::kTpot},
-                {"e2e", SloMetric::kE2e},
-                {"queueing", SloMetric::kQueueing}};
-
-const char* NameOf(SloMetric metric) {
-  for (const auto& m : kMetrics) {
-    if (m.metric == metric) return m.name;
-  }
-  return "unknown";
-}
+// In the order of SloMetric.
+constexpr std::string_view kMetrics[] = {"ttft", "tpot", "e2e", "queueing"};
 
 absl::Status Bad(const std::string& part, absl::string_view what) {
   return InvalidArgument("slo \"", part, "\": ", what,
@@ -171,16 +145,12 @@ absl::StatusOr<std::vector<Objective>> ParseObjectives(std::string_view text) {
     const std::vector<std::string> fields = absl::StrSplit(part, absl::ByAnyChar(":@"));
     if (fields.size() < 2 || fields.size() > 3) return Bad(part, "has no limit or too many parts");
     Objective objective;
-    bool is_known = false;
-    for (const auto& m : kMetrics) {
-      if (fields[0] != m.name) continue;
-      objective.metric = m.metric;
-      is_known = true;
-    }
-    if (!is_known) {
+    const auto metric = std::ranges::find(kMetrics, fields[0]);
+    if (metric == std::end(kMetrics)) {
       return Bad(part, absl::StrCat("unknown metric \"", fields[0],
                                     "\", expected ttft, tpot, e2e or queueing"));
     }
+    objective.metric = static_cast<SloMetric>(metric - std::begin(kMetrics));
     const auto limit = ParseDuration(fields[1]);
     if (!limit.ok()) return Bad(part, std::string(limit.status().message()));
     if (*limit <= 0) return Bad(part, "the limit is 0, expected more");
@@ -220,7 +190,7 @@ void GoodputMetrics::Fill(double duration_s, ::kvblocks::report::v1::Goodput* ou
   bool met = true;
   for (size_t i = 0; i < objectives_.size(); ++i) {
     auto* o = out->add_objectives();
-    o->set_metric(NameOf(objectives_[i].metric));
+    o->set_metric(std::string(kMetrics[static_cast<size_t>(objectives_[i].metric)]));
     o->set_limit_ms(Milliseconds(objectives_[i].limit));
     o->set_requests_good(good_of_[i]);
     o->set_met(true);
@@ -249,11 +219,7 @@ GoodputMetrics& GoodputSection::OfClass(const std::string& name) {
 void GoodputSection::OnFinish(const SimRequest& request, SimTime) {
   if (objectives_.empty() || (request.is_completed() && !facts_->latency)) return;
   for (GoodputMetrics* goodput : {&all_, &OfClass(request.spec.slo_class)}) {
-    if (request.is_completed()) {
-      goodput->OnFinish(*facts_->latency);
-    } else {
-      goodput->OnFailure();
-    }
+    request.is_completed() ? goodput->OnFinish(*facts_->latency) : goodput->OnFailure();
   }
 }
 

@@ -57,7 +57,8 @@ class LatencyMetrics final : public ReportSection {
   SharedFacts* const facts_;
   SimTime last_step_end_ = RequestProgress::kNever;
   std::vector<SimTime> other_gaps_;  // scratch
-  Distribution queueing_, ttft_, prefill_, e2e_, tpot_, itl_, normalized_;
+  enum Kind { kQueueing, kTtft, kPrefill, kE2e, kTpot, kItl, kNormalized, kNumKinds };
+  std::vector<Distribution> values_;  // by kind
 };
 
 // Service level objectives: limits on a request's latency, and how many requests meet them.

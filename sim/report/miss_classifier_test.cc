@@ -146,132 +146,114 @@ TEST(MissClassifierTest, LastTokenMustBeComputed) {
   EXPECT_DOUBLE_EQ(rates.mean_of_ratios(), (0.0 + 4.0 / 8 + 8.0 / 9) / 3);
 }
 
-TEST(MissClassifierTest, EvictedBlocksWereSeen) {
-  // WE-22: A again finds two of its three full blocks.
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 6;
-  const auto content = Content(13, 0, 13);
-  replay.Add({.id = "A", .prompt = 13, .output = 1, .content = content});
-  replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 5});
-  replay.Add({.id = "A2", .prompt = 13, .output = 1, .at = 10, .content = content});
-  const pb::Report report = ReportOf(replay);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 3 + 2);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kEvicted), 1);
-  EXPECT_FIELDS(report.whole_run().possible_hit_rate(), "numerator 8, denominator 12");
-  // A let go of its blocks at 1 s; B took three since, and A2 asks at 10 s.
-  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
-  EXPECT_FIELDS(reuse,
-                "blocks 1, mean_age_s 9, p50_age_s 9, max_age_s 9, p50_distance_blocks 3, "
-                "max_distance_blocks 3");
-  EXPECT_EQ(report.resume_misses().evicted().blocks(), 0);
-}
+// Replays whose requests share their content or have none; what the report says of their misses.
+struct MissCase {
+  const char* name;
+  int64_t num_blocks;
+  std::vector<ReplayRequest> requests;
+  std::vector<std::pair<MissReason, int64_t>> missed;  // blocks at first admissions
+  const char* fields;
+  void (*configure)(SimulationConfig& config) = nullptr;
+};
 
-TEST(MissClassifierTest, HitsRenewTheLastUse) {
-  // Five usable blocks. A and A2 (which hits all but the tail) share content; X and Y need four
-  // blocks each. All run for one step.
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 6;
-  const auto content = Content(9, 0, 9);
-  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = content});
-  replay.Add({.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = content});
-  replay.Add({.id = "X", .prompt = 13, .output = 1, .at = 20});
-  replay.Add({.id = "Y", .prompt = 13, .output = 1, .at = 30});
-  replay.Add({.id = "A3", .prompt = 9, .output = 1, .at = 40, .content = content});
-  const pb::Report report = ReportOf(replay);
-  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
-  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
-  // Both blocks, since 11 s, when A2 ended: X and Y took four blocks each.
-  EXPECT_EQ(reuse.blocks(), 2);
-  EXPECT_EQ(reuse.blocks(), Blocks(report.first_admission_misses(), MissReason::kEvicted));
-  EXPECT_FIELDS(reuse, "mean_age_s 29, mean_distance_blocks 8");
-}
-
-TEST(MissClassifierTest, TheLastOfSeveralUsersCounts) {
-  // A comes first and stays until 6 s; B shares its blocks and is done at 2 s.
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 8;
-  const auto content = Content(9, 0, 9);
-  replay.Add({.id = "A", .prompt = 9, .output = 6, .content = content});
-  replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 1, .content = content});
-  replay.Add({.id = "X", .prompt = 25, .output = 1, .at = 10});
-  replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = content});
-  const pb::Report report = ReportOf(replay);
-  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
-  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
-  EXPECT_FIELDS(reuse, "blocks 2, mean_age_s 14, mean_distance_blocks 7");
-}
-
-TEST(MissClassifierTest, EarlierAdmissionsOfAStepAddToTheDistance) {
-  // X and A2 enter in one step: X, which is first, takes the blocks that A2 asks for.
-  Replay replay;
-  replay.config.kv_cache.num_blocks = 9;
-  const auto content = Content(9, 0, 9);
-  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = content});
-  replay.Add({.id = "Z", .prompt = 9, .output = 1, .at = 5});
-  replay.Add({.id = "X", .prompt = 17, .output = 1, .at = 10});
-  replay.Add({.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = content});
-  const pb::Report report = ReportOf(replay);
-  const pb::EvictedReuse& reuse = report.first_admission_misses().evicted();
-  EXPECT_EQ(reuse.blocks(), Blocks(report.first_admission_misses(), MissReason::kEvicted));
-  ASSERT_GT(reuse.blocks(), 0);
-  EXPECT_DOUBLE_EQ(reuse.max_age_s(), 9.0);
-  // Z took three and X five.
-  EXPECT_EQ(reuse.max_distance_blocks(), 8);
-}
-
-TEST(MissClassifierTest, NotYetComputedWhileAnotherRequestIsAtIt) {
-  // A's 16 tokens take two steps of 8; B comes when 8 are done, with a budget for one block.
-  Replay replay;
-  replay.config.scheduler.max_num_batched_tokens = 12;
-  replay.config.scheduler.long_prefill_token_threshold = 4;
-  replay.config.scheduler.rules.alone_ignores_threshold = false;
-  const auto content = Content(17, 0, 17);
-  replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content});
-  replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 1.5, .content = content});
-  const pb::Report report = ReportOf(replay);
-  // At 2 s A has computed 8 tokens and computes 4 more in the same step: three blocks hit.
-  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 12);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kNotYetComputed), 1);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 4);
-  EXPECT_EQ(report.whole_run().possible_hit_rate().denominator(), 16);
-}
-
-TEST(MissClassifierTest, AnAbortedRequestLeavesWhatItComputed) {
-  Replay replay;
-  replay.config.scheduler.long_prefill_token_threshold = 4;
-  replay.config.scheduler.rules.alone_ignores_threshold = false;
-  const auto content = Content(17, 0, 17);
-  replay.Add({.id = "A", .prompt = 17, .output = 1, .content = content, .abort_after = 1.5});
-  replay.Add({.id = "B", .prompt = 17, .output = 1, .at = 10, .content = content});
-  const pb::Report report = ReportOf(replay);
-  // Two steps ran before the abort: 8 tokens. Nobody ever computed the other two blocks.
-  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 8);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 4 + 2);
-  EXPECT_FIELDS(report,
-                "whole_run.possible_hit_rate.denominator 8, totals.requests_aborted_by_trace 1");
-}
-
-TEST(MissClassifierTest, ShortPrefixesMissTheirFirstBlock) {
-  Replay replay;
-  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = Content(9, 0, 9)});
-  replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Content(3, 100, 9)});
-  replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 20, .content = Content(0, 200, 9)});
-  const pb::Report report = ReportOf(replay);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kShort), 1);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kFirstUse), 5);
-}
-
-TEST(MissClassifierTest, DraftersDropOneBlock) {
-  // WE-27.
-  Replay replay;
-  replay.config.manager.use_eagle = true;
-  const auto content = Content(9, 0, 9);
-  replay.Add({.id = "A", .prompt = 9, .output = 1, .content = content});
-  replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 10, .content = content});
-  const pb::Report report = ReportOf(replay);
-  EXPECT_EQ(report.whole_run().token_hit_rate().numerator(), 4);
-  EXPECT_EQ(Blocks(report.first_admission_misses(), MissReason::kDraftDrop), 1);
-  EXPECT_EQ(report.whole_run().possible_hit_rate().denominator(), 8);
+TEST(MissClassifierTest, EachCauseIsTold) {
+  const auto nine = Content(9, 0, 9), thirteen = Content(13, 0, 13), many = Content(17, 0, 17);
+  const auto in_chunks_of_4 = [](SimulationConfig& config) {
+    config.scheduler.long_prefill_token_threshold = 4;
+    config.scheduler.rules.alone_ignores_threshold = false;
+  };
+  const MissCase cases[] = {
+      // WE-22: A again finds two of its three full blocks. A let go of its blocks at 1 s; B took
+      // three since, and A2 asks at 10 s.
+      {"evicted blocks were seen", 6,
+       {{.id = "A", .prompt = 13, .output = 1, .content = thirteen},
+        {.id = "B", .prompt = 9, .output = 1, .at = 5},
+        {.id = "A2", .prompt = 13, .output = 1, .at = 10, .content = thirteen}},
+       {{MissReason::kFirstUse, 5}, {MissReason::kEvicted, 1}},
+       "whole_run.possible_hit_rate.numerator 8, whole_run.possible_hit_rate.denominator 12, "
+       "first_admission_misses.evicted.blocks 1, first_admission_misses.evicted.mean_age_s 9, "
+       "first_admission_misses.evicted.p50_age_s 9, first_admission_misses.evicted.max_age_s 9, "
+       "first_admission_misses.evicted.p50_distance_blocks 3, "
+       "first_admission_misses.evicted.max_distance_blocks 3, resume_misses.evicted.blocks 0"},
+      // Five usable blocks. A and A2 (which hits all but the tail) share content; X and Y need four
+      // blocks each, since 11 s, when A2 ended. All run for one step.
+      {"hits renew the last use", 6,
+       {{.id = "A", .prompt = 9, .output = 1, .content = nine},
+        {.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = nine},
+        {.id = "X", .prompt = 13, .output = 1, .at = 20},
+        {.id = "Y", .prompt = 13, .output = 1, .at = 30},
+        {.id = "A3", .prompt = 9, .output = 1, .at = 40, .content = nine}},
+       {{MissReason::kEvicted, 2}},
+       "whole_run.token_hit_rate.numerator 8, "
+       "first_admission_misses.evicted.blocks 2, first_admission_misses.evicted.mean_age_s 29, "
+       "first_admission_misses.evicted.mean_distance_blocks 8"},
+      // A comes first and stays until 6 s; B shares its blocks and is done at 2 s.
+      {"the last of several users counts", 8,
+       {{.id = "A", .prompt = 9, .output = 6, .content = nine},
+        {.id = "B", .prompt = 9, .output = 1, .at = 1, .content = nine},
+        {.id = "X", .prompt = 25, .output = 1, .at = 10},
+        {.id = "C", .prompt = 9, .output = 1, .at = 20, .content = nine}},
+       {{MissReason::kEvicted, 2}},
+       "whole_run.token_hit_rate.numerator 8, first_admission_misses.evicted.blocks 2, "
+       "first_admission_misses.evicted.mean_age_s 14, "
+       "first_admission_misses.evicted.mean_distance_blocks 7"},
+      // X and A2 enter in one step: X, which is first, takes the blocks that A2 asks for. Z took
+      // three and X five.
+      {"earlier admissions of a step add to the distance", 9,
+       {{.id = "A", .prompt = 9, .output = 1, .content = nine},
+        {.id = "Z", .prompt = 9, .output = 1, .at = 5},
+        {.id = "X", .prompt = 17, .output = 1, .at = 10},
+        {.id = "A2", .prompt = 9, .output = 1, .at = 10, .content = nine}},
+       {},
+       "first_admission_misses.evicted.max_age_s 9, "
+       "first_admission_misses.evicted.max_distance_blocks 8"},
+      // A's 16 tokens take two steps of 8; B comes when 8 are done, with a budget for one block. At
+      // 2 s A has computed 8 tokens and computes 4 more in the same step: three blocks hit.
+      {"not yet computed while another request is at it", 0,
+       {{.id = "A", .prompt = 17, .output = 1, .content = many},
+        {.id = "B", .prompt = 17, .output = 1, .at = 1.5, .content = many}},
+       {{MissReason::kNotYetComputed, 1}, {MissReason::kFirstUse, 4}},
+       "whole_run.token_hit_rate.numerator 12, "
+       "whole_run.possible_hit_rate.denominator 16",
+       [](SimulationConfig& config) {
+         config.scheduler.max_num_batched_tokens = 12;
+         config.scheduler.long_prefill_token_threshold = 4;
+         config.scheduler.rules.alone_ignores_threshold = false;
+       }},
+      // Two steps ran before the abort: 8 tokens. Nobody ever computed the other two blocks.
+      {"an aborted request leaves what it computed", 0,
+       {{.id = "A", .prompt = 17, .output = 1, .content = many, .abort_after = 1.5},
+        {.id = "B", .prompt = 17, .output = 1, .at = 10, .content = many}},
+       {{MissReason::kFirstUse, 6}},
+       "whole_run.token_hit_rate.numerator 8, "
+       "whole_run.possible_hit_rate.denominator 8, totals.requests_aborted_by_trace 1",
+       in_chunks_of_4},
+      {"short prefixes miss their first block", 0,
+       {{.id = "A", .prompt = 9, .output = 1, .content = nine},
+        {.id = "B", .prompt = 9, .output = 1, .at = 10, .content = Content(3, 100, 9)},
+        {.id = "C", .prompt = 9, .output = 1, .at = 20, .content = Content(0, 200, 9)}},
+       {{MissReason::kShort, 1}, {MissReason::kFirstUse, 5}},
+       "resume_misses.missed_blocks 0"},
+      // WE-27.
+      {"drafters drop one block", 0,
+       {{.id = "A", .prompt = 9, .output = 1, .content = nine},
+        {.id = "B", .prompt = 9, .output = 1, .at = 10, .content = nine}},
+       {{MissReason::kDraftDrop, 1}},
+       "whole_run.token_hit_rate.numerator 4, "
+       "whole_run.possible_hit_rate.denominator 8",
+       [](SimulationConfig& config) { config.manager.use_eagle = true; }}};
+  for (const MissCase& c : cases) {
+    SCOPED_TRACE(c.name);
+    Replay replay;
+    if (c.num_blocks > 0) replay.config.kv_cache.num_blocks = c.num_blocks;
+    if (c.configure != nullptr) c.configure(replay.config);
+    for (const ReplayRequest& request : c.requests) replay.Add(request);
+    const pb::Report report = ReportOf(replay);
+    EXPECT_FIELDS(report, c.fields);
+    for (const auto& [reason, blocks] : c.missed) {
+      EXPECT_EQ(Blocks(report.first_admission_misses(), reason), blocks) << MissReasonName(reason);
+    }
+  }
 }
 
 TEST(MissClassifierTest, HybridGroupsAgreeOnAShorterHit) {

@@ -46,11 +46,10 @@ void AddHead(const pb::PlanReport& report, TextPage& page) {
                    : report.steps_in_flight() == 2
                        ? " tokens in flight (a step is scheduled while the one before runs)"
                        : " tokens in flight (one step)"));
-  page.Text(
-      "per token",
-      absl::StrCat(Number(report.bytes_per_recent_token()), " bytes inside all windows, ",
-                   Number(report.bytes_per_kept_token()), " for good, ",
-                   report.pipeline_parallel() > 1 ? "on the devices of all stages" : "per device"));
+  page.Text("per token",
+            Say("$0 bytes inside all windows, $1 for good, $2",
+                Number(report.bytes_per_recent_token()), Number(report.bytes_per_kept_token()),
+                report.pipeline_parallel() > 1 ? "on the devices of all stages" : "per device"));
   page.Blank();
 }
 
@@ -219,8 +218,8 @@ void AddProblems(const pb::PlanReport& report, TextPage& page) {
                 absl::StrCat(plan.policy(), ", ", problem.code(), ": ", problem.message()));
     }
     if (plan.problems_size() > 0 && plan.num_blocks() > 0) {
-      page.Text("", absl::StrCat("(", plan.policy(), " figures above are for at most ",
-                                 WithThousands(plan.max_model_len()), " tokens per request)"));
+      page.Text("", Say("($0 figures above are for at most $1 tokens per request)", plan.policy(),
+                        plan.max_model_len()));
     }
   }
   for (int i = 0; i < report.suggestions_size(); ++i) {

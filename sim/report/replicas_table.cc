@@ -68,26 +68,25 @@ std::string DescribeRouter(const pb::Router& router) {
 }
 
 void AddScaling(const pb::Scaling& scaling, TextPage& page) {
-  std::string text =
-      absl::StrFormat("%s replica-seconds, %.4g replicas on average, %d live at most; ",
-                      WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)),
-                      scaling.mean_on(), scaling.most_live());
-  absl::StrAppend(&text, Plural(scaling.starts(), "start"), " (", scaling.restarts(), " again), ",
-                  Plural(scaling.stops(), "stop"), ", ", scaling.crashes(),
-                  scaling.crashes() == 1 ? " crash" : " crashes");
-  if (scaling.refused() > 0) {
-    absl::StrAppend(&text, "; ", Plural(scaling.refused(), "change"),
-                    " found no replica in the right state");
-  }
-  page.Text("scaling", text);
+  page.Text(
+      "scaling",
+      absl::StrFormat(
+          "%s replica-seconds, %.4g replicas on average, %d live at most; %s (%d again), %s, %d "
+          "crash%s%s",
+          WithThousands(static_cast<int64_t>(scaling.replica_s() + 0.5)), scaling.mean_on(),
+          scaling.most_live(), Plural(scaling.starts(), "start"), scaling.restarts(),
+          Plural(scaling.stops(), "stop"), scaling.crashes(), scaling.crashes() == 1 ? "" : "es",
+          scaling.refused() == 0 ? ""
+                                 : Say("; $0 found no replica in the right state",
+                                       Plural(scaling.refused(), "change"))));
   if (scaling.requests_lost() > 0) {
     page.Text("lost", Say("$0 by crashes: $1 sent again, $2 failed; $3 tokens computed in vain",
                           Plural(scaling.requests_lost(), "request"), scaling.requests_retried(),
                           scaling.requests_failed(), scaling.lost_tokens()));
   }
   if (scaling.requests_held() > 0) {
-    page.Text("held", absl::StrCat(Plural(scaling.requests_held(), "request"),
-                                   " found no live replica and waited for one"));
+    page.Text("held", Say("$0 found no live replica and waited for one",
+                          Plural(scaling.requests_held(), "request")));
   }
   const int lines = std::min(scaling.timeline_size(), kMostLines);
   for (int i = 0; i < lines; ++i) {
@@ -250,11 +249,11 @@ void AddReplicas(const pb::Report& report, TextPage& page) {
   AddQueue(router, page);
   if (report.has_handover()) AddTransfers(report.handover(), page);
   if (router.has_imbalance()) {
-    const pb::Imbalance& imbalance = router.imbalance();
-    page.Text("most / mean", absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens "
-                                             "%.3f, busy time %.3f",
-                                             imbalance.requests(), imbalance.prompt_tokens(),
-                                             imbalance.output_tokens(), imbalance.busy_time()));
+    const pb::Imbalance& of = router.imbalance();
+    page.Text(
+        "most / mean",
+        absl::StrFormat("requests %.3f, prompt tokens %.3f, output tokens %.3f, busy time %.3f",
+                        of.requests(), of.prompt_tokens(), of.output_tokens(), of.busy_time()));
   }
   if (router.has_decisions()) page.Text("choices", ChoicesText(router.decisions()));
   if (LooksAtContent(router)) page.Text("claims", ClaimsText(router.decisions()));

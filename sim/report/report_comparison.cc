@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/report/metric_list.h"
 
@@ -134,9 +135,7 @@ bool Tolerance::Allows(const MetricNumber& a, const MetricNumber& b) const {
 absl::StatusOr<ToleranceSet> ToleranceSet::Parse(const std::vector<std::string>& texts) {
   ToleranceSet out;
   for (const std::string& text : texts) {
-    auto tolerance = Tolerance::Parse(text);
-    if (!tolerance.ok()) return tolerance.status();
-    out.tolerances_.push_back(*std::move(tolerance));
+    KVBLOCKS_ASSIGN_OR_RETURN(out.tolerances_.emplace_back(), Tolerance::Parse(text));
   }
   return out;
 }
@@ -243,11 +242,9 @@ void FillValues(const Pair& pair, pb::MetricChange* out) {
 }
 
 absl::Status CompareConfigurations(const pb::Report& a, const pb::Report& b, pb::Comparison* out) {
-  const auto in_a = ListMetrics(a.config());
-  if (!in_a.ok()) return in_a.status();
-  const auto in_b = ListMetrics(b.config());
-  if (!in_b.ok()) return in_b.status();
-  for (const Pair& pair : Align(*in_a, *in_b)) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto in_a, ListMetrics(a.config()));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto in_b, ListMetrics(b.config()));
+  for (const Pair& pair : Align(in_a, in_b)) {
     if (IsEqual(pair)) continue;
     auto* difference = out->add_configuration();
     difference->set_name(pair.any().name);
@@ -376,14 +373,12 @@ absl::Status CheckNames(const ToleranceSet& tolerances, const std::vector<Pair>&
 
 absl::Status CompareReports(const pb::Report& a, const pb::Report& b,
                             const ReportComparisonOptions& options, pb::Comparison* out) {
-  if (absl::Status status = CompareConfigurations(a, b, out); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CompareConfigurations(a, b, out));
   const std::vector<std::string> skip = {"schema_version", "config"};
-  const auto in_a = ListMetrics(a, skip);
-  if (!in_a.ok()) return in_a.status();
-  const auto in_b = ListMetrics(b, skip);
-  if (!in_b.ok()) return in_b.status();
-  const std::vector<Pair> pairs = Align(*in_a, *in_b);
-  if (absl::Status status = CheckNames(options.tolerances, pairs); !status.ok()) return status;
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto in_a, ListMetrics(a, skip));
+  KVBLOCKS_ASSIGN_OR_RETURN(const auto in_b, ListMetrics(b, skip));
+  const std::vector<Pair> pairs = Align(in_a, in_b);
+  KVBLOCKS_RETURN_IF_ERROR(CheckNames(options.tolerances, pairs));
   MetricComparison comparison(options, out);
   for (const Pair& pair : pairs) comparison.Add(pair);
   comparison.Finish();

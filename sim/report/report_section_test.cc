@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -15,47 +16,37 @@ namespace {
 
 // --- Distribution ---
 
-TEST(DistributionTest, PercentilesAreNearestRank) {
-  Distribution d;
-  for (int64_t v : {50, 15, 40, 20, 35}) d.Add(v);
-  EXPECT_EQ(d.Percentile(500), 15);
-  EXPECT_EQ(d.Percentile(3000), 20);
-  EXPECT_EQ(d.Percentile(4000), 20);
-  EXPECT_EQ(d.Percentile(4001), 35);
-  EXPECT_EQ(d.Percentile(5000), 35);
-  EXPECT_EQ(d.Percentile(10000), 50);
-  EXPECT_EQ(d.mean(), 32);
-  EXPECT_EQ(d.min(), 15);
-  EXPECT_EQ(d.max(), 50);
-  EXPECT_EQ(d.CountAbove(35), 2);
-  EXPECT_TRUE(d.is_exact());
-}
-
-TEST(DistributionTest, EmptyIsAllZero) {
-  Distribution d;
-  EXPECT_EQ(d.Percentile(5000), 0);
-  EXPECT_EQ(d.mean(), 0);
-  EXPECT_EQ(d.max(), 0);
-  EXPECT_EQ(d.CountAbove(0), 0);
-}
-
-TEST(DistributionTest, RunsCountAsOftenAsTheyAreLong) {
-  Distribution d;
-  d.Add(1, 99);
-  d.Add(7, 1);
-  EXPECT_EQ(d.count(), 100);
-  EXPECT_EQ(d.Percentile(9900), 1);
-  EXPECT_EQ(d.Percentile(9901), 7);
-}
-
-TEST(DistributionTest, ValuesMayComeAfterAPercentileWasAsked) {
-  Distribution d;
-  d.Add(9);
-  d.Add(3);
-  EXPECT_EQ(d.Percentile(5000), 3);
-  d.Add(1);
-  d.Add(2);
-  EXPECT_EQ(d.Percentile(5000), 2);
+// Small values have buckets of their own: a sketch of them is exact, too.
+TEST(DistributionTest, FiguresAreThoseOfASortedList) {
+  for (const size_t max_runs : {1000, 4}) {
+    Distribution values(max_runs);
+    EXPECT_EQ(values.Percentile(5000) + values.mean() + values.max() + values.CountAbove(0), 0);
+    EXPECT_TRUE(values.Percentiles().empty());
+    std::vector<int64_t> sorted;
+    for (int64_t i = 0; i < 40; ++i) {
+      const int64_t value = (i * i * 7919) % 500, count = i == 30 ? 99 : 1 + i % 3;
+      values.Add(value, count);
+      sorted.insert(sorted.end(), static_cast<size_t>(count), value);
+      std::sort(sorted.begin(), sorted.end());
+      const auto size = static_cast<int64_t>(sorted.size());
+      const auto at = [&](int64_t p) {  // nearest rank
+        return sorted[static_cast<size_t>((size * p + 9999) / 10000 - 1)];
+      };
+      for (const int64_t p : {1, 500, 3000, 4000, 4001, 5000, 9900, 9901, 10000}) {
+        ASSERT_EQ(values.Percentile(p), at(p)) << i << ", percentile " << p;
+      }
+      const std::vector<int64_t> all = values.Percentiles();
+      ASSERT_EQ(all.size(), 101u);
+      EXPECT_EQ(all[0], sorted.front());
+      for (int64_t p = 1; p <= 100; ++p) ASSERT_EQ(all[static_cast<size_t>(p)], at(100 * p)) << p;
+      EXPECT_EQ(values.min(), sorted.front());
+      EXPECT_EQ(values.max(), sorted.back());
+      EXPECT_EQ(values.count(), size);
+      EXPECT_EQ(values.mean(), std::accumulate(sorted.begin(), sorted.end(), int64_t{0}) / size);
+      EXPECT_EQ(values.CountAbove(250), std::ranges::count_if(sorted, [](int64_t v) { return v > 250; }));
+    }
+    EXPECT_EQ(values.is_exact(), max_runs == 1000);
+  }
 }
 
 TEST(DistributionTest, SketchIsWithinOneTenthOfAPercent) {
@@ -93,21 +84,6 @@ TEST(DistributionTest, SketchDoesNotDependOnTheOrder) {
     EXPECT_EQ(forward.Percentile(p), backward.Percentile(p));
   }
   EXPECT_EQ(forward.CountAbove(1'050'000), backward.CountAbove(1'050'000));
-}
-
-TEST(DistributionTest, AllPercentilesAtOnceAreThoseOneByOne) {
-  for (const size_t max_runs : {1000, 4}) {
-    Distribution values(max_runs);
-    for (int64_t i = 0; i < 37; ++i) values.Add(1000 + (i * i * 7919) % 5000, 1 + i % 3);
-    const std::vector<int64_t> all = values.Percentiles();
-    ASSERT_EQ(all.size(), 101u);
-    EXPECT_EQ(all[0], values.min());
-    EXPECT_EQ(all[100], values.Percentile(10000));
-    for (int64_t i = 1; i <= 100; ++i) {
-      EXPECT_EQ(all[static_cast<size_t>(i)], values.Percentile(100 * i)) << i;
-    }
-  }
-  EXPECT_TRUE(Distribution().Percentiles().empty());
 }
 
 // --- Slo ---

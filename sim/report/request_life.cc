@@ -13,78 +13,24 @@ namespace kvblocks::sim {
 
 absl::StatusOr<RequestSelector> RequestSelector::Parse(std::string_view text) {
   RequestSelector selector;
-  const auto after = [&](std::string_view prefix) {
-    return std::string(text.substr(prefix.size()));
+  const auto bad = [&](const auto&... expected) {
+    return InvalidArgument("got \"", std::string(text), "\", expected ", expected...);
   };
-  const auto starts_with = [&](std::string_view prefix) {
-    return text.substr(0, prefix.size()) == prefix;
-  };
-  std::string number;
-  if (starts_with("id:")) {
-    selector.id_ = after("id:");
-  } else if (starts_with("row:")) {
-    selector.kind_ = Kind::kRow;
-    number = after("row:");
-  } else if (starts_with("line:")) {
-    selector.kind_ = Kind::kLine;
-    number = after("line:");
-  } else {
-    selector.id_ = std::string(text);
-  }
-  const bool is_number = selector.kind_ != Kind::kId;
-  const int64_t low = selector.kind_ == Kind::kLine ? 1 : 0;
-  if (is_number && (!absl::SimpleAtoi(number, &selector.number_) || selector.number_ < low)) {
-    return InvalidArgument("got \"", std::string(text), "\", expected a whole number of ", low,
-                           " or more behind the colon");
-  }
-  if (!is_number && selector.id_.empty()) {
-    return InvalidArgument("got \"", std::string(text), "\", expected an id, row:N or line:N");
+  const size_t colon = text.find(':');
+  const std::string_view kind = text.substr(0, colon == text.npos ? 0 : colon);
+  selector.id_ = std::string(kind == "id" ? text.substr(colon + 1) : text);
+  if (kind == "row" || kind == "line") {
+    selector.kind_ = kind == "row" ? Kind::kRow : Kind::kLine;
+    selector.id_.clear();
+    const int64_t low = selector.kind_ == Kind::kLine ? 1 : 0;
+    const std::string number(text.substr(colon + 1));
+    if (!absl::SimpleAtoi(number, &selector.number_) || selector.number_ < low) {
+      return bad("a whole number of ", low, " or more behind the colon");
+    }
+  } else if (selector.id_.empty()) {
+    return bad("an id, row:N or line:N");
   }
   return selector;
-}
-
-void WorstMisses::OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
-                           const RequestProgress&, SimTime now) {
-  const int64_t evicted = misses.blocks[static_cast<size_t>(MissReason::kEvicted)];
-  if (record.is_resume || evicted == 0 || num_requests_ == 0) return;
-  if (entries_.size() == num_requests_ && evicted < entries_.rbegin()->evicted_blocks) return;
-  const TraceRequest& spec = record.request->spec;
-  Entry entry{.evicted_blocks = evicted,
-              .row = spec.row,
-              .line = spec.line,
-              .id = spec.id,
-              .admitted = now,
-              .known_tokens = record.num_queried_tokens,
-              .hit_tokens = record.num_hit_tokens,
-              .block_tokens = misses.block_tokens,
-              .full_blocks = misses.num_full_blocks,
-              .hit_blocks = misses.num_hit_blocks,
-              .largest = {}};
-  for (const EvictedRun& run : misses.evicted) {
-    if (run.num_blocks > entry.largest.num_blocks) entry.largest = run;
-  }
-  entries_.insert(std::move(entry));
-  if (entries_.size() > num_requests_) entries_.erase(std::prev(entries_.end()));
-}
-
-void WorstMisses::Fill(::kvblocks::report::v1::Explanation* out) const {
-  for (const Entry& entry : entries_) {
-    auto* worst = out->add_worst();
-    worst->mutable_name()->set_id(entry.id);
-    worst->mutable_name()->set_row(entry.row);
-    worst->mutable_name()->set_line(entry.line);
-    worst->set_admitted_s(Seconds(entry.admitted));
-    worst->set_known_tokens(entry.known_tokens);
-    worst->set_hit_tokens(entry.hit_tokens);
-    worst->set_evicted_tokens(entry.evicted_blocks * entry.block_tokens);
-    worst->set_other_missed_tokens((entry.full_blocks - entry.hit_blocks - entry.evicted_blocks) *
-                                   entry.block_tokens);
-    worst->set_partial_tokens(entry.known_tokens - entry.full_blocks * entry.block_tokens);
-    if (entry.largest.num_blocks > 0) {
-      worst->mutable_last_use()->set_age_s(Seconds(entry.largest.age));
-      worst->mutable_last_use()->set_distance_blocks(entry.largest.distance);
-    }
-  }
 }
 
 namespace {
@@ -97,6 +43,11 @@ void FillName(const SimRequest& request, pb::RequestName* out) {
   out->set_line(request.spec.line);
 }
 
+void FillLastUse(SimTime age, int64_t distance, pb::LastUse* out) {
+  out->set_age_s(Seconds(age));
+  out->set_distance_blocks(distance);
+}
+
 void FillVeto(GroupId group, int64_t block, const std::optional<Absence>& absence,
               pb::GroupVeto* out) {
   out->set_group(group);
@@ -105,6 +56,33 @@ void FillVeto(GroupId group, int64_t block, const std::optional<Absence>& absenc
 }
 
 }  // namespace
+
+void WorstMisses::OnMisses(const AdmissionRecord& record, const AdmissionMisses& misses,
+                           const RequestProgress&, SimTime now) {
+  const int64_t evicted = misses.blocks[static_cast<size_t>(MissReason::kEvicted)];
+  if (record.is_resume || evicted == 0 || num_requests_ == 0) return;
+  const Key key(-evicted, record.request->spec.row);
+  if (entries_.size() == num_requests_ && key > entries_.rbegin()->first) return;
+  pb::WorstRequest& worst = entries_[key];
+  FillName(*record.request, worst.mutable_name());
+  worst.set_admitted_s(Seconds(now));
+  worst.set_known_tokens(record.num_queried_tokens);
+  worst.set_hit_tokens(record.num_hit_tokens);
+  worst.set_evicted_tokens(evicted * misses.block_tokens);
+  worst.set_other_missed_tokens((misses.num_full_blocks - misses.num_hit_blocks - evicted) *
+                                misses.block_tokens);
+  worst.set_partial_tokens(record.num_queried_tokens -
+                           misses.num_full_blocks * misses.block_tokens);
+  const auto largest = std::ranges::max_element(misses.evicted, {}, &EvictedRun::num_blocks);
+  if (largest != misses.evicted.end()) {
+    FillLastUse(largest->age, largest->distance, worst.mutable_last_use());
+  }
+  if (entries_.size() > num_requests_) entries_.erase(std::prev(entries_.end()));
+}
+
+void WorstMisses::Fill(pb::Explanation* out) const {
+  for (const auto& [key, worst] : entries_) *out->add_worst() = worst;
+}
 
 void RequestLife::Note(const SimRequest& request) {
   const TraceRequest& spec = request.spec;
@@ -171,18 +149,11 @@ void RequestLife::FillGone(int64_t from, int64_t to, SimTime now, RunLife* out) 
     if (!missed.absence || !missed.absence->num_blocks_since) continue;
     const int64_t since = *missed.absence->num_blocks_since;
     const double time = Seconds(TimeOfTaking(taken_at_attempt_ - since, now));
-    if (!out->has_gone()) {
-      auto* gone = out->mutable_gone();
-      gone->set_first_s(time);
-      gone->set_last_s(time);
-      gone->set_min_blocks_since(since);
-      gone->set_max_blocks_since(since);
-      continue;
-    }
+    const bool is_first = !out->has_gone();
     auto* gone = out->mutable_gone();
-    gone->set_first_s(std::min(gone->first_s(), time));
+    gone->set_first_s(is_first ? time : std::min(gone->first_s(), time));
     gone->set_last_s(std::max(gone->last_s(), time));
-    gone->set_min_blocks_since(std::min(gone->min_blocks_since(), since));
+    gone->set_min_blocks_since(is_first ? since : std::min(gone->min_blocks_since(), since));
     gone->set_max_blocks_since(std::max(gone->max_blocks_since(), since));
   }
 }
@@ -197,10 +168,7 @@ void RequestLife::FillRun(const BlockRun& run, SimTime now, RunLife* out) const 
   out->set_first_block(run.first_block);
   out->set_blocks(run.num_blocks);
   if (run.owner >= 0) *out->mutable_first_computed_by() = names_[static_cast<size_t>(run.owner)];
-  if (run.age >= 0) {
-    out->mutable_last_use()->set_age_s(Seconds(run.age));
-    out->mutable_last_use()->set_distance_blocks(run.distance);
-  }
+  if (run.age >= 0) FillLastUse(run.age, run.distance, out->mutable_last_use());
   if (!why_) return;
   if (run.reason == MissReason::kEvicted) FillGone(from, to, now, out);
   if (run.reason != MissReason::kGroupVeto) return;

@@ -19,8 +19,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -83,20 +83,11 @@ class WorstMisses final : public AdmissionSink {
   void Fill(::kvblocks::report::v1::Explanation* out) const;
 
  private:
-  struct Entry {
-    int64_t evicted_blocks, row, line;
-    std::string id;
-    SimTime admitted;
-    int64_t known_tokens, hit_tokens, block_tokens, full_blocks, hit_blocks;
-    EvictedRun largest;
-    bool operator<(const Entry& other) const {
-      return evicted_blocks != other.evicted_blocks ? evicted_blocks > other.evicted_blocks
-                                                    : row < other.row;
-    }
-  };
+  // Most evicted blocks first, then the earlier row.
+  using Key = std::pair<int64_t, int64_t>;
 
   const size_t num_requests_;
-  std::set<Entry> entries_;  // worst first
+  std::map<Key, ::kvblocks::report::v1::WorstRequest> entries_;
 };
 
 class RequestLife final : public EngineObserver, public AdmissionSink {

@@ -137,13 +137,6 @@ void AddNanoseconds(int64_t ns, Distribution* out) {
   if (ns >= 0 && ns <= kMaxSimTime / kNanosecond) out->Add(ns * kNanosecond);
 }
 
-void CopyIfMeasured(const pb::Distribution& measured, const pb::Distribution& replayed,
-                    pb::Distribution* out) {
-  if (measured.count() == 0) return;
-  *out = replayed;
-  out->clear_definition();  // a measurement does not state it
-}
-
 }  // namespace
 
 pb::Report MeasuredReport(const Measurement& measurement) {
@@ -171,11 +164,13 @@ pb::Report MeasuredReport(const Measurement& measurement) {
   report.mutable_totals()->set_requests_finished(num_requests);
   report.mutable_totals()->set_output_tokens(output_tokens);
   pb::Latency* latency = report.mutable_latency();
-  FillDistribution(queueing, latency->mutable_queueing());
-  FillDistribution(ttft, latency->mutable_ttft());
-  FillDistribution(e2e, latency->mutable_e2e());
-  FillDistribution(tpot, latency->mutable_tpot());
-  FillDistribution(itl, latency->mutable_itl());
+  for (const auto& [values, out] : {std::pair(&queueing, latency->mutable_queueing()),
+                                    {&ttft, latency->mutable_ttft()},
+                                    {&e2e, latency->mutable_e2e()},
+                                    {&tpot, latency->mutable_tpot()},
+                                    {&itl, latency->mutable_itl()}}) {
+    FillDistribution(*values, out);
+  }
   if (last_end > first_start && first_start >= 0) {
     const double seconds = static_cast<double>(last_end - first_start) / 1e9;
     pb::Throughput* throughput = report.mutable_throughput();
@@ -192,13 +187,17 @@ pb::Report CutToMeasured(const pb::Report& replayed, const pb::Report& measured)
   cut.set_schema_version(replayed.schema_version());
   cut.mutable_totals()->set_requests_finished(replayed.totals().requests_finished());
   cut.mutable_totals()->set_output_tokens(replayed.totals().output_tokens());
-  const pb::Latency &from = replayed.latency(), &has = measured.latency();
-  pb::Latency* to = cut.mutable_latency();
-  CopyIfMeasured(has.queueing(), from.queueing(), to->mutable_queueing());
-  CopyIfMeasured(has.ttft(), from.ttft(), to->mutable_ttft());
-  CopyIfMeasured(has.e2e(), from.e2e(), to->mutable_e2e());
-  CopyIfMeasured(has.tpot(), from.tpot(), to->mutable_tpot());
-  CopyIfMeasured(has.itl(), from.itl(), to->mutable_itl());
+  pb::Latency* latency = cut.mutable_latency();
+  const auto* reflection = pb::Latency::GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> of_measured;
+  reflection->ListFields(measured.latency(), &of_measured);
+  for (const auto* field : of_measured) {
+    auto* to = static_cast<pb::Distribution*>(reflection->MutableMessage(latency, field));
+    const auto& has = reflection->GetMessage(measured.latency(), field);
+    if (static_cast<const pb::Distribution&>(has).count() == 0) continue;
+    to->CopyFrom(reflection->GetMessage(replayed.latency(), field));
+    to->clear_definition();  // a measurement does not state it
+  }
   if (measured.has_throughput()) {
     const pb::Throughput& rates = replayed.throughput();
     pb::Throughput* throughput = cut.mutable_throughput();

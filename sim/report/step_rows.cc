@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "kvblocks/check.h"
@@ -113,14 +114,8 @@ void Split(std::string_view text, std::vector<std::string_view>* out) {
 
 bool ParseDigest(std::string_view text, uint64_t* out) {
   constexpr size_t kDigits = 16;
-  if (text.size() != kDigits) return false;
-  *out = 0;
-  for (const char c : text) {
-    const bool is_digit = c >= '0' && c <= '9';
-    if (!is_digit && (c < 'a' || c > 'f')) return false;
-    *out = *out << 4 | static_cast<uint64_t>(is_digit ? c - '0' : c - 'a' + 10);
-  }
-  return true;
+  return text.size() == kDigits && text.find_first_not_of("0123456789abcdef") == text.npos &&
+         absl::SimpleHexAtoi(std::string(text), out);
 }
 
 bool ParseStep(std::string_view text, int64_t* out) {

@@ -19,6 +19,18 @@ double MeanMs(SimTime sum, int64_t count) {
   return count == 0 ? 0 : Milliseconds(sum) / static_cast<double>(count);
 }
 
+// Adds up the whole numbers of two messages.
+void AddUp(const google::protobuf::Message& one, google::protobuf::Message* sum) {
+  const auto* reflection = one.GetReflection();
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection->ListFields(one, &fields);
+  for (const auto* field : fields) {
+    if (field->cpp_type() != field->CPPTYPE_INT64) continue;
+    reflection->SetInt64(sum, field,
+                         reflection->GetInt64(*sum, field) + reflection->GetInt64(one, field));
+  }
+}
+
 void Add(const LinkTotals& link, LinkTotals* sum) {
   sum->num_ended += link.num_ended;
   sum->bytes += link.bytes;
@@ -50,21 +62,22 @@ void FillTier(absl::Span<const TierConnector* const> of_replicas, size_t t, pb::
     const offload::Tier& tier = tiers->offload().tier(static_cast<offload::TierId>(t));
     const offload::TierStats& stats = tier.stats();
     const TierTotals& totals = tiers->tier_totals(t);
-    out->set_capacity_chunks(out->capacity_chunks() + tier.capacity().num_slots);
-    out->set_capacity_bytes(out->capacity_bytes() + tier.capacity().bytes);
-    out->set_used_chunks(out->used_chunks() + tier.num_used_slots());
-    out->set_used_bytes(out->used_bytes() + tier.bytes_taken());
-    out->set_hit_tokens(out->hit_tokens() + totals.num_hit_tokens);
-    out->set_loads(out->loads() + totals.num_loads);
-    out->set_read_chunks(out->read_chunks() + stats.num_read);
-    out->set_read_bytes(out->read_bytes() + stats.bytes_read);
-    out->set_written_chunks(out->written_chunks() + stats.num_written);
-    out->set_written_bytes(out->written_bytes() + stats.bytes_written);
-    out->set_evicted_chunks(out->evicted_chunks() + stats.num_evicted);
-    out->set_moved_down_chunks(out->moved_down_chunks() + stats.num_moved_down);
-    out->set_refused_chunks(out->refused_chunks() + stats.num_refused);
-    out->set_awaiting_second_use_chunks(out->awaiting_second_use_chunks() +
-                                        stats.num_awaiting_second_use);
+    pb::Tier one;
+    one.set_capacity_chunks(tier.capacity().num_slots);
+    one.set_capacity_bytes(tier.capacity().bytes);
+    one.set_used_chunks(tier.num_used_slots());
+    one.set_used_bytes(tier.bytes_taken());
+    one.set_hit_tokens(totals.num_hit_tokens);
+    one.set_loads(totals.num_loads);
+    one.set_read_chunks(stats.num_read);
+    one.set_read_bytes(stats.bytes_read);
+    one.set_written_chunks(stats.num_written);
+    one.set_written_bytes(stats.bytes_written);
+    one.set_evicted_chunks(stats.num_evicted);
+    one.set_moved_down_chunks(stats.num_moved_down);
+    one.set_refused_chunks(stats.num_refused);
+    one.set_awaiting_second_use_chunks(stats.num_awaiting_second_use);
+    AddUp(one, out);
     num_distinct += totals.num_distinct;
     num_useful += stats.num_useful;
     for (size_t i = 0; i < kNumTierMisses; ++i) missed_tokens[i] += totals.missed_tokens[i];
@@ -80,24 +93,6 @@ void FillTier(absl::Span<const TierConnector* const> of_replicas, size_t t, pb::
   if (read) FillLink(*read, out->mutable_read_link());
   if (write) FillLink(*write, out->mutable_write_link());
   FillTierMisses(missed_tokens, out->mutable_misses());
-}
-
-LoadTotals SumOfLoads(absl::Span<const TierConnector* const> of_replicas) {
-  LoadTotals sum;
-  for (const TierConnector* tiers : of_replicas) {
-    const LoadTotals& one = tiers->load_totals();
-    sum.num_known_tokens += one.num_known_tokens;
-    sum.num_device_tokens += one.num_device_tokens;
-    sum.num_loaded_tokens += one.num_loaded_tokens;
-    sum.num_loads += one.num_loads;
-    sum.num_bytes += one.num_bytes;
-    sum.num_not_worth_it += one.num_not_worth_it;
-    sum.compute_time = CheckedAdd(sum.compute_time, one.compute_time).value_or(kMaxSimTime);
-    sum.load_time = CheckedAdd(sum.load_time, one.load_time).value_or(kMaxSimTime);
-    sum.num_failed += one.num_failed;
-    sum.num_lost_tokens += one.num_lost_tokens;
-  }
-  return sum;
 }
 
 std::string Bytes(double bytes) {
@@ -139,29 +134,35 @@ std::string DescribeTierMisses(const google::protobuf::RepeatedPtrField<pb::Tier
 void FillTiers(absl::Span<const TierConnector* const> of_replicas, pb::Tiers* out) {
   const TierConnector& tiers = *of_replicas.front();
   const TierConnector::Options& options = tiers.options();
-  const LoadTotals totals = SumOfLoads(of_replicas);
+  SimTime load_time = 0, compute_time = 0;
+  for (const TierConnector* one : of_replicas) {
+    const LoadTotals& totals = one->load_totals();
+    load_time = CheckedAdd(load_time, totals.load_time).value_or(kMaxSimTime);
+    compute_time = CheckedAdd(compute_time, totals.compute_time).value_or(kMaxSimTime);
+    pb::Tiers counted;
+    counted.set_known_tokens(totals.num_known_tokens);
+    counted.set_device_hit_tokens(totals.num_device_tokens);
+    counted.set_loaded_tokens(totals.num_loaded_tokens);
+    counted.set_loads(totals.num_loads);
+    counted.set_loaded_bytes(totals.num_bytes);
+    counted.set_not_worth_loading(totals.num_not_worth_it);
+    counted.set_failed_loads(totals.num_failed);
+    counted.set_lost_tokens(totals.num_lost_tokens);
+    AddUp(counted, out);
+  }
   out->set_load(options.mode == LoadMode::kSync    ? "sync"
                 : options.mode == LoadMode::kAsync ? "async"
                                                    : "layerwise");
   out->set_load_if(options.load_if_faster ? "faster" : "always");
-  out->set_known_tokens(totals.num_known_tokens);
-  out->set_device_hit_tokens(totals.num_device_tokens);
-  out->set_loaded_tokens(totals.num_loaded_tokens);
-  out->set_hit_rate(
-      Ratio(totals.num_device_tokens + totals.num_loaded_tokens, totals.num_known_tokens));
-  out->set_loads(totals.num_loads);
-  out->set_loaded_bytes(totals.num_bytes);
-  out->set_not_worth_loading(totals.num_not_worth_it);
-  out->set_mean_load_ms(MeanMs(totals.load_time, totals.num_loads));
-  out->set_mean_compute_ms(MeanMs(totals.compute_time, totals.num_loads));
-  if (totals.compute_time > 0) {
-    out->set_break_even_bytes_per_s(static_cast<double>(totals.num_bytes) /
-                                    (Milliseconds(totals.compute_time) / 1e3));
+  out->set_hit_rate(Ratio(out->device_hit_tokens() + out->loaded_tokens(), out->known_tokens()));
+  out->set_mean_load_ms(MeanMs(load_time, out->loads()));
+  out->set_mean_compute_ms(MeanMs(compute_time, out->loads()));
+  if (compute_time > 0) {
+    out->set_break_even_bytes_per_s(static_cast<double>(out->loaded_bytes()) /
+                                    (Milliseconds(compute_time) / 1e3));
   }
   if (options.load_failures > 0) {
     out->set_load_failure_policy(tiers.fails_lost() ? "fail" : "recompute");
-    out->set_failed_loads(totals.num_failed);
-    out->set_lost_tokens(totals.num_lost_tokens);
   }
   for (size_t t = 0; t < options.tiers.size(); ++t) FillTier(of_replicas, t, out->add_tiers());
 }

@@ -28,12 +28,9 @@ TimeSeries::Point& TimeSeries::PointAt(SimTime time) {
       Point merged = points_[i];
       if (i + 1 < points_.size()) {
         const Point& other = points_[i + 1];
-        merged.running += other.running;
-        merged.waiting += other.waiting;
-        merged.referenced += other.referenced;
-        merged.resident += other.resident;
-        merged.busy += other.busy;
-        merged.steps_run += other.steps_run;
+        for (size_t k = 0; k < Point::kNumIntegrals; ++k) {
+          merged.integrals[k] += other.integrals[k];
+        }
         Add(other.counts, merged.counts);
       }
       points_[i / 2] = merged;
@@ -54,13 +51,11 @@ void TimeSeries::AddInterval(SimTime from, SimTime to, const Gauges& gauges) {
     const SimTime end = index >= kMaxSimTime / tick_ ? to : std::min(to, (index + 1) * tick_);
     const Integral dt = end - from;
     Point& point = PointAt(from);
-    point.running += dt * gauges.running;
-    point.waiting += dt * gauges.waiting;
-    point.referenced += dt * gauges.referenced;
-    point.resident += dt * gauges.resident;
-    if (gauges.is_busy) {
-      point.busy += end - from;
-      if (gauges.step_time > 0) point.steps_run += dt * kOneStep / gauges.step_time;
+    const int64_t held[] = {gauges.running, gauges.waiting, gauges.referenced, gauges.resident,
+                            gauges.is_busy};
+    for (size_t k = 0; k < std::size(held); ++k) point.integrals[k] += dt * held[k];
+    if (gauges.is_busy && gauges.step_time > 0) {
+      point.integrals[Point::kStepsRun] += dt * kOneStep / gauges.step_time;
     }
     from = end;
   }
@@ -79,16 +74,14 @@ void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
     const SimTime start = static_cast<SimTime>(i) * tick_;
     // Events at the very end may open a tick of no length.
     const SimTime length = std::clamp<SimTime>(end - start, 1, tick_);
-    const auto mean = [&](Integral sum) {
-      return static_cast<double>(sum) / static_cast<double>(length);
-    };
+    const auto mean = [&](size_t which) { return Ratio(point.integrals[which], length); };
     auto* p = out->add_points();
     p->set_start_s(Seconds(start));
-    p->set_running(mean(point.running));
-    p->set_waiting(mean(point.waiting));
+    p->set_running(mean(Point::kRunning));
+    p->set_waiting(mean(Point::kWaiting));
     if (usable_blocks > 0) {
-      p->set_usage(mean(point.referenced) / static_cast<double>(usable_blocks));
-      p->set_resident(mean(point.resident) / static_cast<double>(usable_blocks));
+      p->set_usage(mean(Point::kReferenced) / static_cast<double>(usable_blocks));
+      p->set_resident(mean(Point::kResident) / static_cast<double>(usable_blocks));
     }
     p->set_prefill_tokens(point.counts.prefill_tokens);
     p->set_decode_tokens(point.counts.decode_tokens);
@@ -108,10 +101,10 @@ void TimeSeries::Fill(SimTime end, int64_t usable_blocks,
                      static_cast<double>(point.counts.first_tokens) /
                      static_cast<double>(kMillisecond));
     }
-    p->set_busy_share(mean(point.busy));
-    if (point.steps_run > 0) {
-      const double steps = static_cast<double>(point.steps_run) / static_cast<double>(kOneStep);
-      p->set_step_time_ms(static_cast<double>(point.busy) / steps /
+    p->set_busy_share(mean(Point::kBusy));
+    if (point.integrals[Point::kStepsRun] > 0) {
+      const double steps = Ratio(point.integrals[Point::kStepsRun], kOneStep);
+      p->set_step_time_ms(static_cast<double>(point.integrals[Point::kBusy]) / steps /
                           static_cast<double>(kMillisecond));
     }
   }

@@ -65,10 +65,10 @@ class TimeSeries {
   using Integral = __int128;
   static constexpr int64_t kOneStep = int64_t{1} << 60;
   struct Point {
-    Integral running = 0, waiting = 0, referenced = 0, resident = 0;
-    SimTime busy = 0;
-    // Steps that ran, one that ran partly in the tick by its part, in units of 2^-60.
-    Integral steps_run = 0;
+    enum { kRunning, kWaiting, kReferenced, kResident, kBusy, kStepsRun, kNumIntegrals };
+    // Over time; kStepsRun: steps that ran, one that ran partly in the tick by its part, in units of
+    // 2^-60.
+    std::array<Integral, kNumIntegrals> integrals = {};
     Counts counts;
   };
 

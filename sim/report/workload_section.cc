@@ -16,31 +16,31 @@ void FillTally(const StepTally& tally, pb::Setup* setup) {
   setup->clear_time_shares();
   const Wide all = tally.measured + tally.estimated + tally.constants;
   if (all == 0) return;
-  const auto share = [&](Wide part) {
-    return static_cast<double>(part) / static_cast<double>(all);
-  };
   pb::TimeShares* shares = setup->mutable_time_shares();
-  shares->set_kernels(share(tally.measured));
-  shares->set_roofline(share(tally.estimated));
-  shares->set_constants(share(tally.constants));
+  shares->set_kernels(Ratio(tally.measured, all));
+  shares->set_roofline(Ratio(tally.estimated, all));
+  shares->set_constants(Ratio(tally.constants, all));
 }
 
 void WorkloadSection::OnRunStart(const RunInfo& info) {
-  trace_ = *info.trace;
-  time_source_ = info.time_source;
   const BlockPool& pool = info.manager->pool();
-  num_blocks_ = pool.num_blocks();
-  usable_blocks_ = num_blocks_ - 1 - pool.num_permanent();
-  block_tokens_ = info.manager->scheduler_block_size();
-  hit_unit_tokens_ = info.manager->hit_alignment();
-  first_group_block_tokens_ = info.manager->group(0).block_size();
+  workload_.set_format(info.trace->format);
+  workload_.set_content_block_tokens(info.trace->block_tokens);
+  workload_.set_pseudo_tokens(info.trace->pseudo_tokens);
+  setup_.set_time_source(std::string(info.time_source));
+  setup_.set_num_blocks(pool.num_blocks());
+  setup_.set_usable_blocks(pool.num_blocks() - 1 - pool.num_permanent());
+  setup_.set_block_tokens(info.manager->scheduler_block_size());
+  setup_.set_hit_unit_tokens(info.manager->hit_alignment());
+  setup_.set_capacity_tokens(setup_.usable_blocks() * info.manager->group(0).block_size());
 }
 
 void WorkloadSection::OnArrival(const SimRequest& request, SimTime) {
   last_arrival_ = std::max(last_arrival_, request.arrival);
-  input_tokens_ += request.num_prompt;
-  requested_output_ += request.max_output;
-  encoder_tokens_ += request.spec.encoder_tokens.value_or(0);
+  workload_.set_input_tokens(workload_.input_tokens() + request.num_prompt);
+  workload_.set_requested_output_tokens(workload_.requested_output_tokens() + request.max_output);
+  workload_.set_encoder_tokens(workload_.encoder_tokens() +
+                               request.spec.encoder_tokens.value_or(0));
 }
 
 void WorkloadSection::OnRejection(const SimRequest& request, SimTime) {
@@ -50,27 +50,13 @@ void WorkloadSection::OnRejection(const SimRequest& request, SimTime) {
 
 void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
   const SimulationResult& result = end.result;
-  auto* workload = out->mutable_workload();
-  workload->set_format(trace_.format);
-  workload->set_content_block_tokens(trace_.block_tokens);
-  workload->set_pseudo_tokens(trace_.pseudo_tokens);
-  workload->set_requests_arrived(result.num_arrived);
-  workload->set_requests_skipped(result.num_skipped);
-  workload->set_input_tokens(input_tokens_);
-  workload->set_requested_output_tokens(requested_output_);
-  workload->set_encoder_tokens(encoder_tokens_);
-  workload->set_first_arrival_s(Seconds(end.first_event));
-  workload->set_last_arrival_s(Seconds(last_arrival_));
-
-  auto* setup = out->mutable_setup();
-  setup->set_time_source(time_source_);
-  setup->set_num_blocks(num_blocks_);
-  setup->set_usable_blocks(usable_blocks_);
-  setup->set_block_tokens(block_tokens_);
-  setup->set_hit_unit_tokens(hit_unit_tokens_);
-  setup->set_capacity_tokens(usable_blocks_ * first_group_block_tokens_);
-
-  FillTally(result.step_tally, setup);
+  workload_.set_requests_arrived(result.num_arrived);
+  workload_.set_requests_skipped(result.num_skipped);
+  workload_.set_first_arrival_s(Seconds(end.first_event));
+  workload_.set_last_arrival_s(Seconds(last_arrival_));
+  *out->mutable_workload() = workload_;
+  FillTally(result.step_tally, &setup_);
+  out->mutable_setup()->MergeFrom(setup_);
 
   auto* totals = out->mutable_totals();
   totals->set_requests_finished(result.num_finished);
@@ -100,27 +86,23 @@ void WorkloadSection::Fill(const ReplayEnd& end, pb::Report* out) {
 void PreemptionSection::OnAdmission(const AdmissionRecord& record, SimTime now) {
   if (!record.is_resume) return;
   preempted_time_ += now - facts_->requests[*record.request].preempted_at;
-  resume_hit_tokens_ += record.num_hit_tokens;
+  counted_.set_resume_hit_tokens(counted_.resume_hit_tokens() + record.num_hit_tokens);
 }
 
 void PreemptionSection::OnPreemption(const PreemptionRecord& record, SimTime) {
   const int64_t preemptions = record.request->num_preemptions;
-  requests_affected_ += preemptions == 1;
-  if (preemptions <= worst_preemptions_) return;
-  worst_preemptions_ = preemptions;
-  worst_request_ = record.request->spec.id;
+  counted_.set_requests_affected(counted_.requests_affected() + (preemptions == 1));
+  if (preemptions <= counted_.worst_request_preemptions()) return;
+  counted_.set_worst_request_preemptions(preemptions);
+  counted_.set_worst_request(record.request->spec.id);
 }
 
 void PreemptionSection::Fill(const ReplayEnd& end, pb::Report* report) {
-  auto* out = report->mutable_preemption();
-  out->set_preemptions(end.result.scheduler.num_preemptions);
-  out->set_requests_affected(requests_affected_);
-  out->set_recomputed_tokens(end.result.scheduler.num_recomputed);
-  out->set_resume_hit_tokens(resume_hit_tokens_);
-  out->set_time_lost_s(Seconds(preempted_time_));
-  out->set_worst_request(worst_request_);
-  out->set_worst_request_preemptions(worst_preemptions_);
-  out->set_empty_steps(end.result.scheduler.num_empty_steps);
+  counted_.set_preemptions(end.result.scheduler.num_preemptions);
+  counted_.set_recomputed_tokens(end.result.scheduler.num_recomputed);
+  counted_.set_time_lost_s(Seconds(preempted_time_));
+  counted_.set_empty_steps(end.result.scheduler.num_empty_steps);
+  *report->mutable_preemption() = counted_;
 }
 
 // --- Drafts ---
@@ -128,19 +110,16 @@ void PreemptionSection::Fill(const ReplayEnd& end, pb::Report* report) {
 void DraftSection::OnStepFinished(const StepRecord& step) {
   for (size_t i = 0; i < step.outputs.size(); ++i) {
     if (step.scheduled[i].num_verified_drafts == 0) continue;
-    verified_ += step.scheduled[i].num_verified_drafts;
-    accepted_ += step.outputs[i].num_accepted_drafts;
-    rejected_ += step.outputs[i].num_rejected_drafts;
+    counted_.set_verified(counted_.verified() + step.scheduled[i].num_verified_drafts);
+    counted_.set_accepted(counted_.accepted() + step.outputs[i].num_accepted_drafts);
+    counted_.set_rejected(counted_.rejected() + step.outputs[i].num_rejected_drafts);
     verifications_ += !step.scheduled[i].is_padded;
   }
 }
 
 void DraftSection::Fill(const ReplayEnd&, pb::Report* report) {
-  auto* out = report->mutable_drafts();
-  out->set_verified(verified_);
-  out->set_accepted(accepted_);
-  out->set_rejected(rejected_);
-  out->set_mean_accepted(Ratio(accepted_, verifications_));
+  counted_.set_mean_accepted(Ratio(counted_.accepted(), verifications_));
+  *report->mutable_drafts() = counted_;
 }
 
 void ThroughputSection::OnRunStart(const RunInfo& info) {
@@ -221,15 +200,9 @@ namespace {
 constexpr int64_t kPpm = 1'000'000;
 
 bool IsNone(const Warmup& part) {
-  switch (part.kind) {
-    case Warmup::Kind::kShare:
-      return part.share_ppm == 0;
-    case Warmup::Kind::kRequests:
-      return part.requests == 0;
-    case Warmup::Kind::kTime:
-      return part.time == 0;
-  }
-  return true;
+  return (part.kind == Warmup::Kind::kShare      ? part.share_ppm
+          : part.kind == Warmup::Kind::kRequests ? part.requests
+                                                 : part.time) == 0;
 }
 
 // Of `total` requests.
@@ -243,16 +216,12 @@ int64_t NumRequests(const Warmup& part, int64_t total) {
 std::string DescribeWindow(const Warmup& warmup, const Warmup& cooldown) {
   const std::string start = DescribeWarmup(warmup);
   if (IsNone(cooldown)) return start;
-  switch (cooldown.kind) {
-    case Warmup::Kind::kShare:
-      return absl::StrCat(start, " and the last ", static_cast<double>(cooldown.share_ppm) / 1e4,
-                          " %");
-    case Warmup::Kind::kRequests:
-      return absl::StrCat(start, " and the last ", cooldown.requests, " requests");
-    case Warmup::Kind::kTime:
-      return absl::StrCat(start, " and the last ", FormatDuration(cooldown.time));
-  }
-  return start;
+  return absl::StrCat(start, " and the last ",
+                      cooldown.kind == Warmup::Kind::kShare
+                          ? absl::StrCat(static_cast<double>(cooldown.share_ppm) / 1e4, " %")
+                      : cooldown.kind == Warmup::Kind::kRequests
+                          ? absl::StrCat(cooldown.requests, " requests")
+                          : FormatDuration(cooldown.time));
 }
 
 void SteadyWindow::Log::Add(const ThroughputSums& sums) {

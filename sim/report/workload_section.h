@@ -29,12 +29,10 @@ class WorkloadSection final : public ReportSection {
   void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) override;
 
  private:
-  TraceInfo trace_;
-  std::string time_source_;
-  int64_t num_blocks_ = 0, usable_blocks_ = 0;
-  int64_t block_tokens_ = 0, hit_unit_tokens_ = 0, first_group_block_tokens_ = 0;
+  // Described as the run starts, and counted as it goes.
+  ::kvblocks::report::v1::Workload workload_;
+  ::kvblocks::report::v1::Setup setup_;
   SimTime last_arrival_ = 0;
-  int64_t input_tokens_ = 0, requested_output_ = 0, encoder_tokens_ = 0;
   std::string first_rejection_;
 };
 
@@ -48,11 +46,8 @@ class PreemptionSection final : public ReportSection {
 
  private:
   SharedFacts* const facts_;
-  int64_t requests_affected_ = 0;
-  int64_t resume_hit_tokens_ = 0;
+  ::kvblocks::report::v1::Preemption counted_;
   SimTime preempted_time_ = 0;
-  std::string worst_request_;
-  int64_t worst_preemptions_ = 0;
 };
 
 class DraftSection final : public ReportSection {
@@ -61,7 +56,7 @@ class DraftSection final : public ReportSection {
   void Fill(const ReplayEnd& end, ::kvblocks::report::v1::Report* out) override;
 
  private:
-  int64_t verified_ = 0, accepted_ = 0, rejected_ = 0;
+  ::kvblocks::report::v1::Drafts counted_;
   int64_t verifications_ = 0;
 };
 

@@ -56,6 +56,17 @@ VerifyingObserver::Options InLayout(PoolLayout layout) {
           .layout = layout == PoolLayout::kSlab ? layout : PoolLayout::kUniform};
 }
 
+// Runs the workload, in which nothing must be wrong.
+attention::VerifierStats StatsOf(VerifyingObserver& observer, Replay* replay,
+                                 bool with_encoders = false) {
+  replay->further_observers = {&observer};
+  AddWorkload(replay, with_encoders);
+  const absl::Status ran = replay->Run();
+  EXPECT_TRUE(ran.ok()) << ran;
+  EXPECT_TRUE(observer.status().ok()) << observer.status();
+  return observer.verifier() == nullptr ? attention::VerifierStats() : observer.verifier()->stats();
+}
+
 constexpr PoolLayout kLayouts[] = {PoolLayout::kUniform, PoolLayout::kSlab, PoolLayout::kNative};
 
 class PartsTakenBack final : public EngineObserver {
@@ -87,11 +98,7 @@ TEST(VerifyingObserverTest, ReplaysOfEveryKindHaveNoWrongNumber) {
     replay.config.scheduler.policy = c.policy;
     UseDrafts(c.drafts, &replay);
     VerifyingObserver observer(InLayout(PoolLayout::kUniform));
-    replay.further_observers = {&observer};
-    AddWorkload(&replay);
-    ASSERT_TRUE(replay.Run().ok());
-    EXPECT_TRUE(observer.status().ok()) << observer.status();
-    const attention::VerifierStats& stats = observer.verifier()->stats();
+    const attention::VerifierStats stats = StatsOf(observer, &replay);
     EXPECT_EQ(stats.num_tokens, replay.result.scheduler.num_computed);
     EXPECT_EQ(stats.num_steps, replay.result.scheduler.num_steps);
     EXPECT_EQ(stats.num_rows_attended, stats.num_tokens * observer.num_layers());
@@ -122,12 +129,8 @@ TEST(VerifyingObserverTest, LayersAreAttendedToWhereThePlannerPutsThem) {
       UseWindow(layout, &replay);
       replay.config.scheduler.async = async;
       VerifyingObserver observer(InLayout(layout));
-      replay.further_observers = {&observer};
-      AddWorkload(&replay);
-      ASSERT_TRUE(replay.Run().ok());
-      EXPECT_TRUE(observer.status().ok()) << observer.status();
+      const attention::VerifierStats stats = StatsOf(observer, &replay);
       EXPECT_EQ(observer.layout(), layout);
-      const attention::VerifierStats& stats = observer.verifier()->stats();
       EXPECT_EQ(stats.num_tokens, replay.result.scheduler.num_computed);
       EXPECT_EQ(stats.num_rows_attended, stats.num_tokens * 4);
       EXPECT_GT(stats.num_hit_tokens, 0);
@@ -154,11 +157,7 @@ TEST(VerifyingObserverTest, AWindowAndCompressedRowsAreAttendedToAtOnce) {
     config.num_blocks = 36;
     if (layout == PoolLayout::kNative) InChunks(8, {4, 7}, &config);
     VerifyingObserver observer(InLayout(layout));
-    replay.further_observers = {&observer};
-    AddWorkload(&replay);
-    ASSERT_TRUE(replay.Run().ok());
-    EXPECT_TRUE(observer.status().ok()) << observer.status();
-    const attention::VerifierStats& stats = observer.verifier()->stats();
+    const attention::VerifierStats stats = StatsOf(observer, &replay);
     EXPECT_EQ(observer.verifier()->num_joint_layers(), 2);
     EXPECT_EQ(stats.num_joint_rows_attended, 2 * stats.num_tokens);
     EXPECT_GT(stats.num_hit_tokens, 0);
@@ -174,11 +173,7 @@ TEST(VerifyingObserverTest, AnIndexerChoosesAmongTheRowsOfItsGroup) {
       {.spec = *MlaAttentionSpec::Create({.block_size = 4, .head_size = 16}),
        .layer_names = {"mla", "indexer"}}};
   VerifyingObserver observer(InLayout(PoolLayout::kUniform));
-  replay.further_observers = {&observer};
-  AddWorkload(&replay);
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_TRUE(observer.status().ok()) << observer.status();
-  const attention::VerifierStats& stats = observer.verifier()->stats();
+  const attention::VerifierStats stats = StatsOf(observer, &replay);
   EXPECT_EQ(stats.num_joint_rows_attended,
             observer.verifier()->num_joint_layers() * stats.num_tokens);
   EXPECT_GT(stats.num_joint_rows_attended, 0);
@@ -201,22 +196,34 @@ TEST(VerifyingObserverTest, RowsAreMadeOfStatesAgain) {
        .layer_names = {"states"}}};
   config.num_blocks = 60;
   VerifyingObserver observer(InLayout(PoolLayout::kUniform));
-  replay.further_observers = {&observer};
-  AddWorkload(&replay);
-  ASSERT_TRUE(replay.Run().ok());
-  EXPECT_TRUE(observer.status().ok()) << observer.status();
-  const attention::VerifierStats& stats = observer.verifier()->stats();
+  const attention::VerifierStats stats = StatsOf(observer, &replay);
   EXPECT_EQ(observer.verifier()->num_joint_layers(), 2);
   // Of two layers, one row for every fourth token.
   EXPECT_GT(stats.num_rows_compressed, stats.num_tokens / 4);
 }
 
-// Takes blocks as they come: ids of a chunk for pages, wherever they lie.
-class BlindOps final : public attention::AttentionOps {
+// Sound operations, but for how tokens are written.
+class OpsWithBadWrites : public attention::AttentionOps {
  public:
-  const char* name() const override { return "BLIND"; }
   template <typename Args>
   using Checked = attention::Checked<Args>;
+  const char* name() const override { return "BAD"; }
+  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
+    return sound_.Run(call);
+  }
+  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
+    return sound_.Run(call);
+  }
+
+ protected:
+  const attention::AttentionOps& sound_ = attention::CpuReference();
+  mutable int num_writes_ = 0;
+};
+
+// Takes blocks as they come: ids of a chunk for pages, wherever they lie.
+class BlindOps final : public OpsWithBadWrites {
+ public:
+  using OpsWithBadWrites::Run;
   absl::Status Run(const Checked<attention::ReshapeAndCacheArgs>& call) const override {
     attention::ReshapeAndCacheArgs with = call.args();
     const int64_t step = with.cache.k.stride[0];
@@ -228,16 +235,6 @@ class BlindOps final : public attention::AttentionOps {
     }
     return sound_.ReshapeAndCache(call.context(), with);
   }
-  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
-    return sound_.Run(call);
-  }
-  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
-    return sound_.Run(call);
-  }
-
- private:
-  const attention::AttentionOps& sound_ = attention::CpuReference();
-  mutable int num_writes_ = 0;
 };
 
 TEST(VerifyingObserverTest, AStepBesideThePageIsAWrongNumber) {
@@ -272,13 +269,8 @@ TEST(VerifyingObserverTest, EachStepFindsTheEncodersRowsOfTheFirst) {
         replay.config.scheduler.async = async;
         UseDrafts(drafts, &replay);
         VerifyingObserver observer(InLayout(layout));
-        replay.further_observers = {&observer};
-        AddWorkload(&replay, /*with_encoders=*/true);
-        const absl::Status ran = replay.Run();
-        ASSERT_TRUE(ran.ok()) << ran;
-        EXPECT_TRUE(observer.status().ok()) << observer.status();
+        const attention::VerifierStats stats = StatsOf(observer, &replay, true);
         EXPECT_EQ(observer.group_texts()[1], "cross_attention, rows of an encoder");
-        const attention::VerifierStats& stats = observer.verifier()->stats();
         const SchedulerTotals& totals = replay.result.scheduler;
         EXPECT_EQ(stats.num_tokens, totals.num_computed);
         // Once per admission.
@@ -468,12 +460,7 @@ TEST(VerifyingObserverTest, EachStepFindsTheStateBehindTheTokensBefore) {
           UseStates(mode, partial_hits, native, &replay);
           replay.config.scheduler.async = async;
           VerifyingObserver observer(InLayout(PoolLayout::kUniform));
-          replay.further_observers = {&observer};
-          AddWorkload(&replay);
-          const absl::Status ran = replay.Run();
-          ASSERT_TRUE(ran.ok()) << ran;
-          EXPECT_TRUE(observer.status().ok()) << observer.status();
-          const attention::VerifierStats& stats = observer.verifier()->stats();
+          const attention::VerifierStats stats = StatsOf(observer, &replay);
           EXPECT_EQ(observer.num_state_layers(), 2);
           EXPECT_GT(stats.num_states_read, 0);
           EXPECT_GT(stats.num_states_written, stats.num_states_read);
@@ -519,24 +506,12 @@ TEST(VerifyingObserverTest, AForgottenCopyIsAWrongNumber) {
 }
 
 // Loses the write of one step.
-class ForgetfulOps final : public attention::AttentionOps {
+class ForgetfulOps final : public OpsWithBadWrites {
  public:
-  const char* name() const override { return "FORGETFUL"; }
-  template <typename Args>
-  using Checked = attention::Checked<Args>;
+  using OpsWithBadWrites::Run;
   absl::Status Run(const Checked<attention::ReshapeAndCacheArgs>& call) const override {
     return ++num_writes_ == 20 ? absl::OkStatus() : sound_.Run(call);
   }
-  absl::Status Run(const Checked<attention::PagedDecodeArgs>& call) const override {
-    return sound_.Run(call);
-  }
-  absl::Status Run(const Checked<attention::PagedPrefillArgs>& call) const override {
-    return sound_.Run(call);
-  }
-
- private:
-  const attention::AttentionOps& sound_ = attention::CpuReference();
-  mutable int num_writes_ = 0;
 };
 
 TEST(VerifyingObserverTest, AFailureIsKeptAndChangesNoSchedule) {
