@@ -190,7 +190,7 @@ absl::Status CheckNoClock(const ReplayConfig& given) {
 absl::Status ServeCommand::WriteAnswers(const Served& served) const {
   if (answers_.empty()) return absl::OkStatus();
   KVBLOCKS_ASSIGN_OR_RETURN(auto sink, sim::OpenByteSink(answers_));
-  const auto writer = sim::MakeMooncakeWriter(std::move(sink));
+  const auto writer = sim::MakeTraceWriter(std::move(sink), sim::TraceFormat::kMooncake);
   KVBLOCKS_RETURN_IF_ERROR(writer->Begin(served.trace->info()));
   for (const sim::TraceRequest& request : served.requests) {
     KVBLOCKS_RETURN_IF_ERROR(writer->Write(request));

@@ -17,7 +17,7 @@
 #include "sim/report/human_table.h"
 #include "sim/run_in_parallel.h"
 #include "sim/trace/byte_source.h"
-#include "sim/trace/turn_links.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 

@@ -8,7 +8,7 @@
 #include "absl/strings/str_format.h"
 #include "kvblocks/check.h"
 #include "sim/report/human_table.h"
-#include "sim/trace/turn_links.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {

@@ -103,16 +103,13 @@ void AddVariants(const pb::CurveReport& report, TextPage& page) {
   page.Line("what if", absl::StrFormat("%26s%16s%11s%11s%11s", "possible hit tokens",
                                        "blocks for 50 %", "90 %", "99 %", "100 %"));
   for (const pb::CurveVariant& variant : report.variants()) {
-    std::string line =
-        absl::StrFormat("%16s %8s", WithThousands(variant.possible_hit_tokens()),
-                        Percent(Ratio(variant.possible_hit_tokens(), report.prompt_tokens())));
-    int width = 16;
+    std::vector<std::string> cells = {
+        WithThousands(variant.possible_hit_tokens()),
+        Percent(Ratio(variant.possible_hit_tokens(), report.prompt_tokens()))};
     for (const pb::CurveAnswer& answer : variant.answers()) {
-      if (answer.share_of_possible() == 0.95) continue;
-      absl::StrAppend(&line, absl::StrFormat("%*s", width, WithThousands(answer.num_blocks())));
-      width = 11;
+      if (answer.share_of_possible() != 0.95) cells.push_back(WithThousands(answer.num_blocks()));
     }
-    page.Line(variant.name(), line);
+    page.Cells(variant.name(), cells, {16, 8, 15, 10, 10, 10});
     if (!variant.note().empty()) page.Text("", variant.note());
   }
   page.Blank();
@@ -162,29 +159,27 @@ void AddTiers(const pb::CurveReport& report, TextPage& page) {
         absl::StrCat("hit rate of a pool (rows, in blocks) with a second tier (columns) ",
                      is_inclusive ? "that everything is written through to"
                                   : "of what the pool evicts, which leaves it when it is loaded"));
-    std::string head = absl::StrFormat("%11s", "alone");
-    std::string memory = absl::StrFormat("%11s", "");
+    std::vector<size_t> widths(num_columns + 1, 10);
+    widths[0] = 11;
+    std::vector<std::string> head = {"alone"}, memory = {""};
     for (size_t c = 0; c < num_columns; ++c) {
-      absl::StrAppend(&head, absl::StrFormat("%11s", WithThousands(seconds[c])));
-      absl::StrAppend(&memory,
-                      absl::StrFormat("%11s", Gib(report.tiers(static_cast<int>(c)).second_gib())));
+      head.push_back(WithThousands(seconds[c]));
+      memory.push_back(Gib(report.tiers(static_cast<int>(c)).second_gib()));
     }
-    page.Line("", head);
-    page.Line("", memory);
+    page.Cells("", head, widths);
+    page.Cells("", memory, widths);
     for (size_t i = 0; i < static_cast<size_t>(report.tiers_size()); i += seconds.size()) {
       const auto at = [&](size_t c) -> const pb::CurveTiers& {
         return report.tiers(static_cast<int>(i + c));
       };
-      std::string line = absl::StrFormat("%11s", Percent(at(0).first_hit_rate()));
+      std::vector<std::string> cells = {Percent(at(0).first_hit_rate())};
       for (size_t c = 0; c < num_columns; ++c) {
         const pb::CurveTiers& tiers = at(c);
-        absl::StrAppend(
-            &line, absl::StrFormat("%11s", tiers.problem().empty()
-                                               ? Percent(is_inclusive ? tiers.inclusive_hit_rate()
-                                                                      : tiers.exclusive_hit_rate())
-                                               : "n/a"));
+        cells.push_back(!tiers.problem().empty() ? "n/a"
+                        : is_inclusive           ? Percent(tiers.inclusive_hit_rate())
+                                                 : Percent(tiers.exclusive_hit_rate()));
       }
-      page.Line(absl::StrFormat("%14s", WithThousands(at(0).first_blocks())), line);
+      page.Cells(absl::StrFormat("%14s", WithThousands(at(0).first_blocks())), cells, widths);
     }
     page.Blank();
   }
@@ -317,11 +312,10 @@ std::string CurveCsv(const pb::CurveReport& report) {
     std::string rows =
         "num_blocks,gib,hit_tokens,prompt_tokens,hit_rate,preemptions,requests,rejected\n";
     for (const pb::CurveReplay& replay : report.replays()) {
-      absl::StrAppend(
-          &rows, replay.num_blocks(), ",",
-          absl::StrFormat("%.6g,%d,%d,%.6g,%d,%d,%d\n", replay.gib(), replay.hit_tokens(),
-                          replay.prompt_tokens(), replay.hit_rate(), replay.preemptions(),
-                          replay.requests(), replay.rejected()));
+      absl::StrAppendFormat(&rows, "%d,%.6g,%d,%d,%.6g,%d,%d,%d\n", replay.num_blocks(),
+                            replay.gib(), replay.hit_tokens(), replay.prompt_tokens(),
+                            replay.hit_rate(), replay.preemptions(), replay.requests(),
+                            replay.rejected());
     }
     return rows;
   }
@@ -329,11 +323,10 @@ std::string CurveCsv(const pb::CurveReport& report) {
       "num_blocks,tokens,gib,hits,hit_rate,share_of_possible,belady_hits,belady_bypass_hits,"
       "static_hits,too_small_for_some\n";
   for (const pb::CurvePoint& point : report.points()) {
-    absl::StrAppend(&out, point.num_blocks(), ",", point.tokens(), ",",
-                    absl::StrFormat("%.6g,%d,%.6g,%.6g,%d,%d,%d,%d\n", point.gib(), point.hits(),
-                                    point.hit_rate(), point.share_of_possible(),
-                                    point.belady_hits(), point.belady_bypass_hits(),
-                                    point.static_hits(), point.too_small_for_some() ? 1 : 0));
+    absl::StrAppendFormat(
+        &out, "%d,%d,%.6g,%d,%.6g,%.6g,%d,%d,%d,%d\n", point.num_blocks(), point.tokens(),
+        point.gib(), point.hits(), point.hit_rate(), point.share_of_possible(), point.belady_hits(),
+        point.belady_bypass_hits(), point.static_hits(), point.too_small_for_some() ? 1 : 0);
   }
   return out;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::sim {
 
@@ -114,10 +115,9 @@ HitCurve OrderCurve::Finish() {
 RequestFeed FeedFrom(TraceReader* reader, std::function<void()> progress) {
   return [reader, progress = std::move(progress),
           request = std::make_shared<TraceRequest>()]() -> absl::StatusOr<TraceRequest*> {
-    const auto more = reader->Next(*request);
-    if (!more.ok()) return more.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, reader->Next(*request));
     if (progress) progress();
-    return *more ? request.get() : nullptr;
+    return more ? request.get() : nullptr;
   };
 }
 
@@ -168,14 +168,11 @@ absl::StatusOr<std::vector<TraceRequest>> ReadAll(const RequestFeed& feed,
   std::vector<TraceRequest> requests;
   int64_t bytes = 0;
   while (true) {
-    const auto request = feed();
-    if (!request.ok()) return request.status();
-    if (*request == nullptr) return requests;
-    bytes += BytesOf(**request);
-    if (reader != nullptr) {
-      if (absl::Status status = CheckHeldBytes(bytes, *reader); !status.ok()) return status;
-    }
-    requests.push_back(std::move(**request));
+    KVBLOCKS_ASSIGN_OR_RETURN(TraceRequest* const request, feed());
+    if (request == nullptr) return requests;
+    bytes += BytesOf(*request);
+    if (reader != nullptr) KVBLOCKS_RETURN_IF_ERROR(CheckHeldBytes(bytes, *reader));
+    requests.push_back(std::move(*request));
   }
 }
 
@@ -191,15 +188,14 @@ absl::StatusOr<OrderRun> RunOrder(const TraceInfo& info, const RequestFeed& feed
   }
   CurveRequest request;
   while (true) {
-    const auto next = feed();
-    if (!next.ok()) return next.status();
-    if (*next == nullptr) break;
-    if (!blocks.Make(**next, &request)) {
+    KVBLOCKS_ASSIGN_OR_RETURN(TraceRequest* const next, feed());
+    if (next == nullptr) break;
+    if (!blocks.Make(*next, &request)) {
       ++run.num_left_out;
       continue;
     }
     curve.Add(request);
-    run.num_without_arrival += (*next)->has_arrival ? 0 : 1;
+    run.num_without_arrival += next->has_arrival ? 0 : 1;
     if (!options.with_bound) continue;
     run.bound->Add(request, curve.segments());
     run.static_bound->Add(request, curve.segments());

@@ -153,131 +153,6 @@ TEST(OrderCurveTest, ADropTakesTheLastHit) {
   EXPECT_EQ(hits.max_hits(), 2);
 }
 
-// What a pool of one size hits, with nothing but a list: the newest first.
-class ListPool {
- public:
-  explicit ListPool(size_t size) : size_(size) {}
-  int64_t Hits(const std::string& path) {
-    int64_t hits = 0;
-    bool is_leading = true;
-    for (size_t i = 1; i <= path.size(); ++i) {
-      const std::string block = path.substr(0, i);
-      const bool is_here = std::find(list_.begin(), list_.end(), block) != list_.end();
-      is_leading = is_leading && is_here;
-      hits += is_leading ? 1 : 0;
-    }
-    for (size_t i = path.size(); i > 0; --i) {
-      list_.remove(path.substr(0, i));
-      list_.push_front(path.substr(0, i));
-    }
-    while (list_.size() > size_) list_.pop_back();
-    return hits;
-  }
-
- private:
-  const size_t size_;
-  std::list<std::string> list_;
-};
-
-TEST(OrderCurveTest, HitsAreThoseOfAListOfEverySize) {
-  Lcg draw{99};
-  for (int round = 0; round < 8; ++round) {
-    std::vector<std::string> requests;
-    for (uint64_t i = 0; i < 40; ++i) {
-      requests.push_back(RandomPath(draw, 5, 3));
-    }
-    OrderCurve curve({});
-    Paths paths;
-    for (const std::string& path : requests) curve.Add(paths.Make(path));
-    const int64_t smallest = curve.sums().smallest_pool;
-    const HitCurve hits = curve.Finish();
-    for (int64_t size = smallest; size < 60; ++size) {
-      ListPool pool(static_cast<size_t>(size));
-      int64_t sum = 0;
-      for (const std::string& path : requests) sum += pool.Hits(path);
-      ASSERT_EQ(hits.Hits(size), sum) << "round " << round << ", " << size << " blocks";
-    }
-  }
-}
-
-TEST(OrderCurveTest, NothingIsZero) {
-  OrderCurve curve({});
-  const HitCurve hits = curve.Finish();
-  EXPECT_EQ(hits.Hits(100), 0);
-  EXPECT_EQ(hits.SmallestPool(0), 0);
-  EXPECT_EQ(hits.SmallestPool(1), -1);
-}
-
-TEST(HitCurveTest, IsAsCountingAtEachSize) {
-  Lcg draw{7};
-  for (int round = 0; round < 50; ++round) {
-    HitCurve curve;
-    std::vector<int64_t> gains(80);
-    for (uint64_t i = draw(12); i > 0; --i) {
-      const auto first = static_cast<int64_t>(draw(50));
-      const auto count = static_cast<int64_t>(draw(25));
-      if (draw(3) == 0) {
-        curve.AddAt(first, count);
-        gains[static_cast<size_t>(first)] += count;
-      } else {
-        curve.AddRun(first, count);
-        for (int64_t k = first; k < first + count; ++k) ++gains[static_cast<size_t>(k)];
-      }
-    }
-    curve.Finish();
-    int64_t hits = 0;
-    for (size_t size = 0; size < gains.size(); ++size) {
-      for (int64_t gained = 1; gained <= gains[size] && size > 0; ++gained) {
-        ASSERT_EQ(curve.SmallestPool(hits + gained), size);
-      }
-      hits += gains[size];
-      ASSERT_EQ(curve.Hits(static_cast<int64_t>(size)), hits);
-    }
-    EXPECT_EQ(curve.max_hits(), hits);
-    EXPECT_EQ(curve.SmallestPool(hits + 1), -1);
-  }
-}
-
-// --- ReleaseHistory ---
-
-TEST(ReleaseHistoryTest, KeepsTheLargestNumberOfEachBatch) {
-  // Against plain arrays, across several sizes of the tree.
-  ReleaseHistory history;
-  std::vector<int64_t> value, largest;
-  Lcg draw{12345};
-  const auto add = [&](size_t first, size_t end, int64_t delta) {
-    for (size_t i = first; i < end; ++i) {
-      value[i] += delta;
-      largest[i] = std::max(largest[i], value[i]);
-    }
-  };
-  for (int i = 0; i < 3000; ++i) {
-    const int64_t delta = static_cast<int64_t>(draw(7)) - 3;
-    if (value.empty() || draw(4) == 0) {
-      EXPECT_EQ(history.Push(delta), value.size());
-      value.push_back(delta);
-      largest.push_back(delta);
-    } else if (draw(3) == 0) {
-      history.AddToAll(delta);
-      add(0, value.size(), delta);
-    } else if (draw(9) == 0) {
-      const size_t first = draw(value.size());
-      const size_t last = first + draw(value.size() - first);
-      history.Raise(static_cast<uint32_t>(first), static_cast<uint32_t>(last), 1);
-      for (size_t k = first; k <= last; ++k) {
-        ++value[k];
-        ++largest[k];
-      }
-    } else {
-      const size_t batch = draw(value.size());
-      history.AddToNewer(static_cast<uint32_t>(batch), delta);
-      add(batch + 1, value.size(), delta);
-    }
-    const size_t batch = draw(value.size());
-    ASSERT_EQ(history.Largest(static_cast<uint32_t>(batch)), largest[batch]) << i;
-  }
-}
-
 // --- Bounds ---
 
 struct Bounds {
@@ -385,14 +260,6 @@ class BruteForce {
   std::map<std::pair<size_t, Blocks>, int64_t> known_;
 };
 
-TEST(BeladyBoundTest, WorkedExample28) {
-  const BeladyBound bound = BoundOf({"ABC", "AD", "ABE", "F", "ABC"});
-  EXPECT_EQ(bound.Hits(3, Bypass::kNo), 5);
-  EXPECT_EQ(bound.Hits(4, Bypass::kNo), 6);
-  EXPECT_EQ(bound.Hits(5, Bypass::kNo), 6);
-  EXPECT_EQ(bound.Hits(6, Bypass::kNo), 6);
-}
-
 TEST(BeladyBoundTest, NoPolicyHitsMore) {
   Lcg draw{4711};
   for (int round = 0; round < 60; ++round) {
@@ -408,16 +275,6 @@ TEST(BeladyBoundTest, NoPolicyHitsMore) {
       }
     }
   }
-}
-
-// A is hit three times, AB twice, and ABC once.
-TEST(StaticBoundTest, KeepsWhatIsUsedMost) {
-  const StaticBound bound = BoundsOf({"ABC", "AD", "ABE", "F", "ABC"}).fixed;
-  EXPECT_EQ(bound.Hits(0), 0);
-  EXPECT_EQ(bound.Hits(1), 3);
-  EXPECT_EQ(bound.Hits(2), 5);
-  EXPECT_EQ(bound.Hits(3), 6);
-  EXPECT_EQ(bound.Hits(100), 6);
 }
 
 TEST(StaticBoundTest, NoFixedSetHitsMore) {
@@ -436,13 +293,6 @@ TEST(StaticBoundTest, NoFixedSetHitsMore) {
       EXPECT_LE(bounds.fixed.Hits(size), bounds.belady.Hits(size, Bypass::kYes));
     }
   }
-}
-
-TEST(BeladyBoundTest, BypassHitsMoreWhereRoomIsShort) {
-  // Without bypass the second request must take the room of the first.
-  const std::vector<std::string> paths = {"AB", "CD", "AB"};
-  EXPECT_EQ(BoundOf(paths).Hits(2, Bypass::kNo), 0);
-  EXPECT_EQ(BoundOf(paths).Hits(2, Bypass::kYes), 2);
 }
 
 TEST(BeladyBoundTest, BlocksWithoutAKeyTakeRoomWhileTheRequestRuns) {

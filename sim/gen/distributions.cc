@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "sim/gen/buckets.h"
 #include "sim/gen/fixed_math.h"
 
 namespace kvblocks::sim {

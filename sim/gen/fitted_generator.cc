@@ -1,5 +1,3 @@
-#include "sim/gen/fitted_generator.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -7,9 +5,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "sim/gen/buckets.h"
 #include "sim/gen/distributions.h"
 #include "sim/gen/fixed_math.h"
+#include "sim/gen/generator.h"
 #include "sim/gen/philox.h"
 #include "sim/gen/reuse_tree.h"
 #include "sim/gen/workload_spec.h"

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "sim/gen/buckets.h"
 #include "sim/gen/distributions.h"
 #include "sim/gen/fixed_math.h"
 #include "sim/gen/philox.h"

@@ -8,7 +8,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "sim/gen/distributions.h"
-#include "sim/gen/fitted_generator.h"
 #include "sim/gen/generator.h"
 #include "sim/gen/session_plan.h"
 

@@ -5,25 +5,28 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "checks/field_error.h"
+#include "checks/status_macros.h"
+#include "google/protobuf/descriptor.h"
+#include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
 #include "kvblocks/config_source.h"
-#include "sim/gen/buckets.h"
+#include "sim/gen/distributions.h"
 
 namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::workload::v1;
 
-constexpr int64_t kMostCount = int64_t{1} << 40;
-constexpr double kMostSeconds = 1e7;
+using google::protobuf::FieldDescriptor;
+using google::protobuf::Message;
+using google::protobuf::Reflection;
+
 constexpr double kMostRate = 1e6;
 // Nothing arrives after 1e9 seconds; so these are 1000 sessions.
 constexpr double kLeastRate = 1e-6;
-constexpr double kLeastStaySeconds = 1e-3;
 // Of its highest value, that a rate has on average: what is drawn is thrown away otherwise.
 constexpr double kLeastMeanShare = 1e-4;
 constexpr double kMostTokens = static_cast<double>(kMostPromptTokens);
-constexpr int64_t kMostEntities = int64_t{1} << 24;
 
 absl::Status Refuse(std::string_view field, double value, std::string_view expected) {
   return FieldError(field, absl::StrCat(value), expected);
@@ -56,11 +59,10 @@ absl::Status CheckHistogram(const pb::Histogram& histogram) {
   }
   int64_t total = 0;
   for (int i = 0; i < histogram.bucket_size(); ++i) {
-    const absl::Status status =
+    KVBLOCKS_RETURN_IF_ERROR(
         First(CheckRange("bucket", histogram.bucket(i), i == 0 ? 0 : histogram.bucket(i - 1) + 1,
                          kMostBucket),
-              CheckRange("count", histogram.count(i), 1, kMostCount - total));
-    if (!status.ok()) return status;
+              CheckRange("count", histogram.count(i), 1, (int64_t{1} << 40) - total)));
     total += histogram.count(i);
   }
   return absl::OkStatus();
@@ -73,113 +75,94 @@ absl::Status CheckLogNormal(const pb::Distribution::LogNormal& shape, double hig
                    : Refuse("p90", shape.p90(), absl::StrCat("the median to ", high)));
 }
 
-absl::Status CheckArrivals(const pb::Arrivals& arrivals) {
-  const auto rate = [](double value) { return InRange("rate", value, kLeastRate, kMostRate); };
-  const auto seconds = [](std::string_view field, double value) {
-    return Above0(field, value, kMostSeconds);
-  };
-  switch (arrivals.process_case()) {
-    case pb::Arrivals::kPoisson:
-      return WithFieldPrefix(rate(arrivals.poisson().rate()), "poisson");
-    case pb::Arrivals::kGamma:
-      return WithFieldPrefix(
-          First(rate(arrivals.gamma().rate()), InRange("cv", arrivals.gamma().cv(), 0.01, 100)),
-          "gamma");
-    case pb::Arrivals::kWeibull:
-      return WithFieldPrefix(First(rate(arrivals.weibull().rate()),
-                                   InRange("shape", arrivals.weibull().shape(), 0.1, 100)),
-                             "weibull");
-    case pb::Arrivals::kConstant:
-      return WithFieldPrefix(rate(arrivals.constant().rate()), "constant");
-    case pb::Arrivals::kClosed: {
-      const pb::Arrivals::Closed& closed = arrivals.closed();
-      absl::Status status = CheckRange("users", closed.users(), 1, kMostEntities);
-      if (status.ok() && closed.has_think_s()) {
-        status = WithFieldPrefix(CheckDistribution(closed.think_s(), 0, kMostSeconds), "think_s");
-      }
-      return WithFieldPrefix(status, "closed");
-    }
-    case pb::Arrivals::kOnoff: {
-      const pb::Arrivals::OnOff& onoff = arrivals.onoff();
-      return WithFieldPrefix(
-          First(InRange("on_rate", onoff.on_rate(), kLeastRate, kMostRate),
-                InRange("off_rate", onoff.off_rate(), 0, kMostRate),
-                InRange("on_s", onoff.on_s(), kLeastStaySeconds, kMostSeconds),
-                InRange("off_s", onoff.off_s(), kLeastStaySeconds, kMostSeconds),
-                onoff.on_rate() * onoff.on_s() < kLeastMeanShare
-                    ? Refuse("on_rate", onoff.on_rate(),
-                             absl::StrCat("at least ", kLeastMeanShare / onoff.on_s(),
-                                          ", a session in 10000 stays"))
-                    : absl::OkStatus()),
-          "onoff");
-    }
-    case pb::Arrivals::kDiurnal: {
-      const pb::Arrivals::Diurnal& diurnal = arrivals.diurnal();
-      return WithFieldPrefix(First(rate(diurnal.rate()), InRange("swing", diurnal.swing(), 0, 1),
-                                   seconds("period_s", diurnal.period_s())),
-                             "diurnal");
-    }
-    case pb::Arrivals::kRamp: {
-      const pb::Arrivals::Ramp& ramp = arrivals.ramp();
-      return WithFieldPrefix(First(InRange("from_rate", ramp.from_rate(), 0, kMostRate),
-                                   InRange("to_rate", ramp.to_rate(),
-                                           std::max(kLeastRate, kLeastMeanShare * ramp.from_rate()),
-                                           kMostRate),
-                                   seconds("over_s", ramp.over_s())),
-                             "ramp");
-    }
-    case pb::Arrivals::kSteps: {
-      double sum = 0, all_seconds = 0, most = 0;
-      for (int i = 0; i < arrivals.steps().step_size(); ++i) {
-        const pb::Arrivals::Step& step = arrivals.steps().step(i);
-        const absl::Status status = First(InRange("rate", step.rate(), 0, kMostRate),
-                                          seconds("for_s", step.for_s()));
-        if (!status.ok()) return WithFieldPrefix(status, absl::StrCat("steps.step[", i, "]"));
-        sum += step.rate() * step.for_s();
-        all_seconds += step.for_s();
-        most = std::max(most, step.rate());
-      }
-      if (sum == 0) return FieldError("steps.step", "no rate above 0", "one at least");
-      const double least = std::max(kLeastRate, kLeastMeanShare * most);
-      if (sum / all_seconds >= least) return absl::OkStatus();
-      return FieldError("steps.step", absl::StrCat("a mean rate of ", sum / all_seconds),
-                        absl::StrCat("at least ", least, ", for rates up to ", most));
-    }
-    case pb::Arrivals::kReplay: {
-      for (const int64_t gap : arrivals.replay().gap_ns()) {
-        const absl::Status status =
-            CheckRange("replay.gap_ns", gap, 0, static_cast<int64_t>(kMostSeconds * 1e9));
-        if (!status.ok()) return status;
-      }
-      return arrivals.replay().gap_ns_size() > 0
-                 ? absl::OkStatus()
-                 : FieldError("replay.gap_ns", "none", "one gap at least");
-    }
-    case pb::Arrivals::PROCESS_NOT_SET:
-      break;
+absl::Status CheckLimits(const Message& message);
+
+// One value of a field against its limits, or all within it.
+absl::Status CheckField(const Message& message, const FieldDescriptor& field, int index) {
+  const Reflection& reflection = *message.GetReflection();
+  const bool has_limits = field.options().HasExtension(pb::limits);
+  const pb::Limits& limits = field.options().GetExtension(pb::limits);
+  const bool is_list = field.is_repeated();
+  if (!is_list && field.has_presence() && !reflection.HasField(message, &field) &&
+      !limits.needed()) {
+    return absl::OkStatus();
   }
-  return FieldError("poisson", "no process", "poisson, gamma, weibull, constant, closed, onoff, "
-                    "diurnal, ramp, steps or replay");
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_MESSAGE) {
+    const Message& inner = is_list ? reflection.GetRepeatedMessage(message, &field, index)
+                                   : reflection.GetMessage(message, &field);
+    const auto* shape = dynamic_cast<const pb::Distribution*>(&inner);
+    if (shape != nullptr && !has_limits) return absl::OkStatus();
+    const auto* histogram = dynamic_cast<const pb::Histogram*>(&inner);
+    return WithFieldPrefix(shape != nullptr ? CheckDistribution(*shape, limits.low(), limits.high())
+                           : histogram != nullptr ? CheckHistogram(*histogram)
+                                                  : CheckLimits(inner),
+                           is_list ? absl::StrCat(field.name(), "[", index, "]") : field.name());
+  }
+  if (!has_limits) return absl::OkStatus();
+  if (field.cpp_type() == FieldDescriptor::CPPTYPE_INT64) {
+    const int64_t value = is_list ? reflection.GetRepeatedInt64(message, &field, index)
+                                  : reflection.GetInt64(message, &field);
+    return CheckRange(field.name(), value, static_cast<int64_t>(limits.low()),
+                      static_cast<int64_t>(limits.high()));
+  }
+  const double value = reflection.GetDouble(message, &field);
+  return limits.above() ? Above0(field.name(), value, limits.high())
+                        : InRange(field.name(), value, limits.low(), limits.high());
 }
 
-absl::Status CheckTokens(std::string_view field, const pb::Distribution& shape) {
-  return WithFieldPrefix(CheckDistribution(shape, 0, kMostTokens), field);
+// Every field that is there, or must be, against the limits that workload.proto states.
+absl::Status CheckLimits(const Message& message) {
+  for (int i = 0; i < message.GetDescriptor()->field_count(); ++i) {
+    const FieldDescriptor& field = *message.GetDescriptor()->field(i);
+    const int size = field.is_repeated() ? message.GetReflection()->FieldSize(message, &field) : 1;
+    for (int index = 0; index < size; ++index) {
+      KVBLOCKS_RETURN_IF_ERROR(CheckField(message, field, index));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSteps(const pb::Arrivals::Steps& steps) {
+  double sum = 0, all_seconds = 0, most = 0;
+  for (const pb::Arrivals::Step& step : steps.step()) {
+    sum += step.rate() * step.for_s();
+    all_seconds += step.for_s();
+    most = std::max(most, step.rate());
+  }
+  if (sum == 0) return FieldError("step", "no rate above 0", "one at least");
+  const double least = std::max(kLeastRate, kLeastMeanShare * most);
+  if (sum / all_seconds >= least) return absl::OkStatus();
+  return FieldError("step", absl::StrCat("a mean rate of ", sum / all_seconds),
+                    absl::StrCat("at least ", least, ", for rates up to ", most));
+}
+
+// What the limits of fields do not say.
+absl::Status CheckArrivals(const pb::Arrivals& arrivals) {
+  if (arrivals.process_case() == pb::Arrivals::PROCESS_NOT_SET) {
+    return FieldError("poisson", "no process",
+                      "poisson, gamma, weibull, constant, closed, onoff, diurnal, ramp, steps or "
+                      "replay");
+  }
+  const pb::Arrivals::OnOff& onoff = arrivals.onoff();
+  if (arrivals.has_onoff() && onoff.on_rate() * onoff.on_s() < kLeastMeanShare) {
+    return Refuse(
+        "onoff.on_rate", onoff.on_rate(),
+        absl::StrCat("at least ", kLeastMeanShare / onoff.on_s(), ", a session in 10000 stays"));
+  }
+  if (arrivals.has_ramp()) {
+    return InRange("ramp.to_rate", arrivals.ramp().to_rate(),
+                   std::max(kLeastRate, kLeastMeanShare * arrivals.ramp().from_rate()), kMostRate);
+  }
+  if (arrivals.has_steps()) return WithFieldPrefix(CheckSteps(arrivals.steps()), "steps");
+  if (arrivals.has_replay() && arrivals.replay().gap_ns().empty()) {
+    return FieldError("replay.gap_ns", "none", "one gap at least");
+  }
+  return absl::OkStatus();
 }
 
 absl::Status CheckAgent(const pb::Kind::Agent& agent) {
-  const absl::Status status =
-      First(CheckTokens("tool_tokens", agent.tool_tokens()),
-            agent.has_tool_s() ? WithFieldPrefix(CheckDistribution(agent.tool_s(), 0, kMostSeconds),
-                                                 "tool_s")
-                               : absl::OkStatus(),
-            CheckRange("context_limit", agent.context_limit(), 0, kMostPromptTokens),
-            InRange("delegate", agent.delegate(), 0, 1));
-  if (!status.ok()) return status;
   if (agent.context_limit() > 0 && !agent.has_summary_tokens()) {
     return FieldError("summary_tokens", "none", "the length of the summary at the context limit");
-  }
-  if (agent.has_summary_tokens()) {
-    if (auto s = CheckTokens("summary_tokens", agent.summary_tokens()); !s.ok()) return s;
   }
   if (agent.delegate() == 0) return absl::OkStatus();
   return First(CheckRange("subagents", agent.subagents(), 1, 64),
@@ -188,90 +171,52 @@ absl::Status CheckAgent(const pb::Kind::Agent& agent) {
 }
 
 absl::Status CheckKind(const pb::Kind& kind) {
-  absl::Status status =
-      First(kind.has_share() ? Above0("share", kind.share(), 1e9) : absl::OkStatus(),
-            CheckTokens("user", kind.user()), CheckTokens("answer", kind.answer()),
-            InRange("rank_correlation", kind.rank_correlation(), -1, 1),
-            InRange("fork", kind.fork(), 0, 1), InRange("duplicate", kind.duplicate(), 0, 1));
-  const auto check = [&status](const absl::Status& next) {
-    if (status.ok()) status = next;
-  };
-  if (kind.has_turns()) check(WithFieldPrefix(CheckDistribution(kind.turns(), 0, 1024), "turns"));
-  if (kind.has_think_s()) {
-    check(WithFieldPrefix(CheckDistribution(kind.think_s(), 0, kMostSeconds), "think_s"));
-  }
-  if (kind.has_samples()) check(CheckRange("samples", kind.samples(), 1, 256));
   if (kind.rank_correlation() != 0 && (kind.user().has_zipf() || kind.answer().has_zipf())) {
-    check(FieldError("rank_correlation", absl::StrCat(kind.rank_correlation()),
-                     "0 where a length is of the shape zipf"));
-  }
-  if (kind.has_system()) {
-    check(WithFieldPrefix(First(CheckRange("groups", kind.system().groups(), 1, kMostEntities),
-                                InRange("alpha", kind.system().alpha(), 0, 10),
-                                CheckTokens("tokens", kind.system().tokens())),
-                          "system"));
+    return FieldError("rank_correlation", absl::StrCat(kind.rank_correlation()),
+                      "0 where a length is of the shape zipf");
   }
   if (kind.has_fewshot()) {
     const pb::Kind::FewShot& few = kind.fewshot();
-    check(WithFieldPrefix(First(CheckRange("examples", few.examples(), 1, 256),
-                                CheckRange("pool", few.pool(), few.examples(), kMostEntities),
-                                CheckTokens("tokens", few.tokens())),
-                          "fewshot"));
+    KVBLOCKS_RETURN_IF_ERROR(
+        CheckRange("fewshot.pool", few.pool(), few.examples(), kMostPromptTokens));
   }
   if (kind.has_rag()) {
     const pb::Kind::Retrieval& rag = kind.rag();
-    check(WithFieldPrefix(
-        First(CheckRange("documents", rag.documents(), 1, kMostEntities),
-              InRange("alpha", rag.alpha(), 0, 3),
-              // So that those that are drawn twice do not take long to replace.
-              CheckRange("per_question", rag.per_question(), 1, std::min<int64_t>(
-                  256, (rag.documents() + 3) / 4)),
-              CheckTokens("tokens", rag.tokens()),
-              pb::Kind::Retrieval::Order_IsValid(rag.order())
-                  ? absl::OkStatus()
-                  : FieldError("order", absl::StrCat(static_cast<int>(rag.order())),
-                               "RANK, SORTED or RANDOM")),
-        "rag"));
+    // So that those that are drawn twice do not take long to replace.
+    const int64_t most = std::min<int64_t>(256, (rag.documents() + 3) / 4);
+    KVBLOCKS_RETURN_IF_ERROR(CheckRange("rag.per_question", rag.per_question(), 1, most));
+    if (!pb::Kind::Retrieval::Order_IsValid(rag.order())) {
+      return FieldError("rag.order", absl::StrCat(static_cast<int>(rag.order())),
+                        "RANK, SORTED or RANDOM");
+    }
   }
-  if (kind.has_agent()) check(WithFieldPrefix(CheckAgent(kind.agent()), "agent"));
-  return status;
+  return WithFieldPrefix(kind.has_agent() ? CheckAgent(kind.agent()) : absl::OkStatus(), "agent");
 }
 
 absl::Status CheckPhase(const pb::Phase& phase) {
-  absl::Status status =
-      First(CheckRange("requests", phase.requests(), 1, kMostCount),
-            WithFieldPrefix(CheckHistogram(phase.gap_ns()), "gap_ns"),
-            WithFieldPrefix(CheckHistogram(phase.new_tokens()), "new_tokens"),
-            WithFieldPrefix(CheckHistogram(phase.output()), "output"),
-            InRange("rank_correlation", phase.rank_correlation(), -1, 1));
   const int size = phase.depth_size();
-  if (status.ok() && (phase.distance_size() != size || phase.older_size() != size ||
-                      phase.count_size() != size)) {
-    status = FieldError("depth", absl::StrCat(size, " values"),
-                        absl::StrCat("as many as distance, older and count have (",
-                                     phase.distance_size(), ", ", phase.older_size(), ", ",
-                                     phase.count_size(), ")"));
+  if (phase.distance_size() != size || phase.older_size() != size || phase.count_size() != size) {
+    return FieldError(
+        "depth", absl::StrCat(size, " values"),
+        absl::StrCat("as many as distance, older and count have (", phase.distance_size(), ", ",
+                     phase.older_size(), ", ", phase.count_size(), ")"));
   }
   const int32_t most_tokens = BucketOf(kMostPromptTokens);
   int64_t total = 0;
-  for (int i = 0; status.ok() && i < size; ++i) {
-    status = First(CheckRange("depth", phase.depth(i), 1, most_tokens),
-                   CheckRange("distance", phase.distance(i), 1, kMostBucket),
-                   CheckRange("older", phase.older(i), 0, 8),
-                   CheckRange("count", phase.count(i), 1, phase.requests() - total));
+  for (int i = 0; i < size; ++i) {
+    KVBLOCKS_RETURN_IF_ERROR(
+        First(CheckRange("depth", phase.depth(i), 1, most_tokens),
+              CheckRange("distance", phase.distance(i), 1, kMostBucket),
+              CheckRange("older", phase.older(i), 0, 8),
+              CheckRange("count", phase.count(i), 1, phase.requests() - total)));
     total += phase.count(i);
   }
-  for (const auto* lengths : {&phase.new_tokens(), &phase.output()}) {
-    if (!status.ok()) break;
-    status = CheckRange("bucket", lengths->bucket(lengths->bucket_size() - 1), 0, most_tokens);
-  }
-  if (status.ok()) {
-    const pb::Histogram& gaps = phase.gap_ns();
-    status = WithFieldPrefix(CheckRange("bucket", gaps.bucket(gaps.bucket_size() - 1), 0,
-                                        BucketOf(static_cast<int64_t>(kMostSeconds * 1e9))),
-                             "gap_ns");
-  }
-  return status;
+  const auto last = [](const pb::Histogram& values, int64_t most) {
+    return CheckRange("bucket", values.bucket(values.bucket_size() - 1), 0, BucketOf(most));
+  };
+  return First(
+      last(phase.new_tokens(), kMostPromptTokens), last(phase.output(), kMostPromptTokens),
+      WithFieldPrefix(last(phase.gap_ns(), int64_t{10'000'000} * 1'000'000'000), "gap_ns"));
 }
 
 }  // namespace
@@ -279,8 +224,7 @@ absl::Status CheckPhase(const pb::Phase& phase) {
 absl::Status CheckDistribution(const pb::Distribution& shape, double low, double high) {
   const double min = shape.has_min() ? shape.min() : low;
   const double max = shape.has_max() ? shape.max() : high;
-  absl::Status status = First(InRange("min", min, low, high), InRange("max", max, min, high));
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(First(InRange("min", min, low, high), InRange("max", max, min, high)));
   switch (shape.shape_case()) {
     case pb::Distribution::kFixed:
       return InRange("fixed", shape.fixed(), low, high);
@@ -323,21 +267,15 @@ bool LooksLikeWorkload(std::string_view line) {
 }
 
 absl::Status CheckWorkload(const pb::Workload& workload) {
-  absl::Status status =
-      First(CheckRange("requests", workload.requests(), 0, kMostCount),
-            CheckRange("sessions", workload.sessions(), 0, kMostCount),
-            workload.has_block_tokens()
-                ? CheckRange("block_tokens", workload.block_tokens(), 1, kMostEntities)
-                : absl::OkStatus());
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckLimits(workload));
   if (workload.has_fit()) {
     if (workload.kind_size() > 0 || workload.has_arrivals() || workload.sessions() > 0) {
       return FieldError("fit", "beside sessions, arrivals or kinds", "the one or the other");
     }
     if (workload.fit().phase_size() == 0) return FieldError("fit.phase", "none", "one at least");
     for (int i = 0; i < workload.fit().phase_size(); ++i) {
-      status = CheckPhase(workload.fit().phase(i));
-      if (!status.ok()) return WithFieldPrefix(status, absl::StrCat("fit.phase[", i, "]"));
+      KVBLOCKS_RETURN_IF_ERROR(
+          WithFieldPrefix(CheckPhase(workload.fit().phase(i)), absl::StrCat("fit.phase[", i, "]")));
     }
     return absl::OkStatus();
   }
@@ -345,17 +283,18 @@ absl::Status CheckWorkload(const pb::Workload& workload) {
     return FieldError("sessions", "0", "how many sessions, or how many requests");
   }
   if (!workload.has_arrivals()) {
-    return FieldError("arrivals", "none", "when sessions begin, as in "
-                      "arrivals { poisson { rate: 10 } }");
+    return FieldError("arrivals", "none",
+                      "when sessions begin, as in arrivals { poisson { rate: 10 } }");
   }
-  status = WithFieldPrefix(CheckArrivals(workload.arrivals()), "arrivals");
-  if (status.ok() && workload.kind_size() == 0) {
-    status = FieldError("kind", "none", "one kind of session at least");
+  KVBLOCKS_RETURN_IF_ERROR(WithFieldPrefix(CheckArrivals(workload.arrivals()), "arrivals"));
+  if (workload.kind_size() == 0) {
+    return FieldError("kind", "none", "one kind of session at least");
   }
-  for (int i = 0; status.ok() && i < workload.kind_size(); ++i) {
-    status = WithFieldPrefix(CheckKind(workload.kind(i)), absl::StrCat("kind[", i, "]"));
+  for (int i = 0; i < workload.kind_size(); ++i) {
+    KVBLOCKS_RETURN_IF_ERROR(
+        WithFieldPrefix(CheckKind(workload.kind(i)), absl::StrCat("kind[", i, "]")));
   }
-  return status;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<pb::Workload> ParseWorkload(std::string_view text, std::string_view file) {

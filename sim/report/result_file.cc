@@ -12,7 +12,6 @@
 #include "sim/cost/sim_time.h"
 #include "sim/report/distribution.h"
 #include "sim/report/latency_metrics.h"
-#include "sim/trace/format_detection.h"
 #include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {

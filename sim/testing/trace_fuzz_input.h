@@ -26,7 +26,6 @@
 #include <vector>
 
 #include "sim/trace/byte_source.h"
-#include "sim/trace/format_detection.h"
 #include "sim/trace/record_stream.h"
 #include "sim/trace/trace.pb.h"
 #include "sim/trace/trace_reader.h"
@@ -44,19 +43,12 @@ inline std::string NativeFileOf(std::string_view rest) {
   RecordHash hash;
   trace::v1::Record footer;
   trace::v1::Footer& sums = *footer.mutable_footer();
-  const auto append = [&](const std::string& bytes) {
-    std::string length;
-    AppendRecordLength(bytes.size(), &length);
-    hash.Add(length);
-    hash.Add(bytes);
-    file += length + bytes;
-  };
   while (rest.size() >= 2) {
     const size_t length = std::min<size_t>(
         static_cast<uint8_t>(rest[0]) * 256u + static_cast<uint8_t>(rest[1]), rest.size() - 2);
     const std::string bytes(rest.substr(2, length));
     rest.remove_prefix(2 + length);
-    append(bytes);
+    AppendRecord(bytes, &file, &hash);
     trace::v1::Record record;
     if (!record.ParseFromString(bytes) || !record.has_request()) continue;
     sums.set_num_requests(sums.num_requests() + 1);
@@ -64,7 +56,7 @@ inline std::string NativeFileOf(std::string_view rest) {
     sums.set_output_tokens(sums.output_tokens() + record.request().output_length());
   }
   sums.set_xxh64_of_records(hash.value());
-  append(footer.SerializeAsString());
+  AppendRecord(footer.SerializeAsString(), &file, &hash);
   return file;
 }
 

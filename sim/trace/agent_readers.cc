@@ -8,6 +8,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "checks/ceil_div.h"
+#include "checks/status_macros.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/line_rows.h"
 #include "sim/trace/row_source.h"
@@ -25,15 +27,14 @@ constexpr int64_t kMostSessionIds = int64_t{1} << 24;
 
 class AppliedComputeReader : public LineRows {
  public:
-  AppliedComputeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                       RowLog* log)
-      : LineRows(std::move(source), options, log, "applied-compute"),
+  explicit AppliedComputeReader(RowInput& input)
+      : LineRows(input),
         fields_({{"num_turns", Whole(1, kMaxTraceLength, &num_turns_)},
                  {"input_prompt_length", By(&JsonValue::ReadLength, &prompt_)},
                  {"assistant_response_length", By(&JsonValue::ReadLengths, &answers_)},
                  {"tool_call_output_length", By(&JsonValue::ReadLengths, &tool_outputs_)},
                  {"tool_call_latency", By(&JsonValue::ReadRoundedList, 9, &tool_ns_)}},
-                log) {
+                input.log) {
     SetConversationInfo(&info_);
     info_.sorted = true;  // all that has a time of its own starts at 0
   }
@@ -45,9 +46,8 @@ class AppliedComputeReader : public LineRows {
     answers_.clear();
     tool_outputs_.clear();
     tool_ns_.clear();
-    fields_.Begin(&row_.request, problems_);
-    if (!fields_.ParseLine(
-            text, {"num_turns", "input_prompt_length", "assistant_response_length"})) {
+    if (!fields_.ParseLine(text, &row_.request, problems_,
+                           {"num_turns", "input_prompt_length", "assistant_response_length"})) {
       return;
     }
     const int64_t calls = num_turns_ - 1;
@@ -128,24 +128,23 @@ class AppliedComputeReader : public LineRows {
 
 class LlmServingSimReader : public LineRows {
  public:
-  LlmServingSimReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                      RowLog* log)
-      : LineRows(std::move(source), options, log, "llmservingsim"),
-        fields_({{"arrival_time_ns", Whole(0, INT64_MAX, &row_.timestamp_ns)},
-                 {"session_id", By(&JsonValue::ReadId, &session_)},
-                 {"sub_requests",
-                  Each([this](JsonValue& element) { return ReadSubRequest(element); })},
-                 {"input_toks", By(&JsonValue::ReadLength, &row_.request.input_length)},
-                 {"output_toks", By(&JsonValue::ReadLength, &row_.request.output_length)},
-                 {"input_tok_ids", By(&JsonValue::ReadIntegers, &row_.request.content_ids)},
-                 {"output_tok_ids", By(&JsonValue::ReadUint32s, &row_.request.output_ids)}},
-                log),
+  explicit LlmServingSimReader(RowInput& input)
+      : LineRows(input),
+        fields_(
+            {{"arrival_time_ns", Whole(0, INT64_MAX, &row_.timestamp_ns)},
+             {"session_id", By(&JsonValue::ReadId, &session_)},
+             {"sub_requests", Each([this](JsonValue& element) { return ReadSubRequest(element); })},
+             {"input_toks", By(&JsonValue::ReadLength, &row_.request.input_length)},
+             {"output_toks", By(&JsonValue::ReadLength, &row_.request.output_length)},
+             {"input_tok_ids", By(&JsonValue::ReadIntegers, &row_.request.content_ids)},
+             {"output_tok_ids", By(&JsonValue::ReadUint32s, &row_.request.output_ids)}},
+            input.log),
         request_fields_({{"input_toks", By(&JsonValue::ReadLength, &sub_.input_length)},
                          {"output_toks", By(&JsonValue::ReadLength, &sub_.output_length)},
                          {"input_tok_ids", By(&JsonValue::ReadIntegers, &sub_.content_ids)},
                          {"output_tok_ids", By(&JsonValue::ReadUint32s, &sub_.output_ids)},
                          {"tool_duration_ns", Whole(0, INT64_MAX, &tool_ns_)}},
-                        log) {}
+                        input.log) {}
 
   std::string dialect() const override {
     return info_.block_tokens == 1 ? "with token ids" : "lengths only";
@@ -158,8 +157,7 @@ class LlmServingSimReader : public LineRows {
   void Parse(std::string_view text) override {
     num_with_ids_ = 0;
     tool_ns_ = 0;
-    fields_.Begin(&row_.request, problems_);
-    fields_.ParseLine(text);
+    fields_.ParseLine(text, &row_.request, problems_);
     if (!problems_->empty()) return;
     fields_.Require({"arrival_time_ns"});
     if (fields_.Seen("sub_requests")) {
@@ -177,9 +175,8 @@ class LlmServingSimReader : public LineRows {
     sub_ = TraceRequest();
     sub_.think_ns = rows_.empty() ? 0 : tool_ns_;
     tool_ns_ = 0;
-    request_fields_.Begin(&row_.request, problems_,
-                          absl::StrCat("sub_requests[", rows_.size(), "]: "));
-    if (absl::Status status = request_fields_.ReadObject(value); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(request_fields_.ReadObject(
+        value, &row_.request, problems_, absl::StrCat("sub_requests[", rows_.size(), "]: ")));
     request_fields_.Require({"input_toks", "output_toks"});
     if (request_fields_.Seen("input_tok_ids")) ++num_with_ids_;
     rows_.emplace_back().request = std::move(sub_);
@@ -255,8 +252,8 @@ constexpr int64_t kMostRoundTokens = kRoundBlockTokens << 20;
 
 class TraceLabReader : public LineRows {
  public:
-  TraceLabReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log)
-      : LineRows(std::move(source), options, log, "tracelab"),
+  explicit TraceLabReader(RowInput& input)
+      : LineRows(input),
         fields_({{"session_id", By(&JsonValue::ReadId, &session_)},
                  {"round_id", By(&JsonValue::ReadName, &row_.request.id)},
                  {"input_tokens_total", Whole(0, 2 * kMaxTraceLength, &total_)},
@@ -264,10 +261,10 @@ class TraceLabReader : public LineRows {
                  {"newly_append_tokens", By(&JsonValue::ReadLength, &appended_)},
                  {"output_tokens", By(&JsonValue::ReadLength, &row_.request.output_length)},
                  {"timing_events", Each([this](JsonValue& event) { return ReadEvent(event); })}},
-                log, {"provider", "model", "round_index", "tools", "project", "turn_id"}),
+                input.log, {"provider", "model", "round_index", "tools", "project", "turn_id"}),
         event_fields_({{"event_type", By(&JsonValue::ReadString, &event_type_)},
                        {"timestamp", By(&JsonValue::ReadString, &event_time_)}},
-                      log, {"tool_call_id", "content_chars", "result_chars"}) {
+                      input.log, {"tool_call_id", "content_chars", "result_chars"}) {
     info_.block_tokens = kRoundBlockTokens;
     info_.scope = ContentScope::kSession;
     info_.sorted = true;  // all that has a time of its own starts at 0
@@ -293,9 +290,9 @@ class TraceLabReader : public LineRows {
     TraceRequest& r = row_.request;
     total_ = prefix_ = appended_ = 0;
     input_ns_ = output_ns_ = late_input_ns_ = kNoTime;
-    fields_.Begin(&r, problems_);
     if (!fields_.ParseLine(
-            text, {"session_id", "prefix_tokens", "newly_append_tokens", "output_tokens"})) {
+            text, &r, problems_,
+            {"session_id", "prefix_tokens", "newly_append_tokens", "output_tokens"})) {
       return;
     }
     r.input_length = prefix_ + appended_;
@@ -320,9 +317,9 @@ class TraceLabReader : public LineRows {
   absl::Status ReadEvent(JsonValue& value) {
     const absl::Time first = absl::UnixEpoch(), end = first + absl::Hours(24 * 100'001);
     event_type_.clear();
-    event_fields_.Begin(&row_.request, problems_, "timing_events: ");
-    const absl::Status status = event_fields_.ReadObject(value);
-    if (!status.ok() || !event_fields_.Seen("timestamp")) return status;
+    KVBLOCKS_RETURN_IF_ERROR(
+        event_fields_.ReadObject(value, &row_.request, problems_, "timing_events: "));
+    if (!event_fields_.Seen("timestamp")) return absl::OkStatus();
     const auto parsed = ParseAzureTimestamp(event_time_);
     if (!parsed.ok() || *parsed < first || *parsed >= end) {
       event_fields_.Bad(ProblemKind::kValue,
@@ -342,9 +339,7 @@ class TraceLabReader : public LineRows {
     return absl::OkStatus();
   }
 
-  static int64_t BlocksOf(int64_t tokens) {
-    return (tokens + kRoundBlockTokens - 1) / kRoundBlockTokens;
-  }
+  static int64_t BlocksOf(int64_t tokens) { return CeilDiv(tokens, kRoundBlockTokens); }
 
   void JoinSession(Session* session) {
     TraceRequest& r = row_.request;
@@ -394,19 +389,14 @@ class TraceLabReader : public LineRows {
 
 }  // namespace
 
-OpenedRows MakeAppliedComputeReader(std::unique_ptr<ByteSource> source,
-                                    const TraceReaderOptions& options, RowLog* log) {
-  return OpenLineRows<AppliedComputeReader>(std::move(source), options, log);
+OpenedRows MakeAppliedComputeReader(RowInput& input) {
+  return OpenLineRows<AppliedComputeReader>(input);
 }
 
-OpenedRows MakeLlmServingSimReader(std::unique_ptr<ByteSource> source,
-                                   const TraceReaderOptions& options, RowLog* log) {
-  return OpenLineRows<LlmServingSimReader>(std::move(source), options, log);
+OpenedRows MakeLlmServingSimReader(RowInput& input) {
+  return OpenLineRows<LlmServingSimReader>(input);
 }
 
-OpenedRows MakeTraceLabReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                              RowLog* log) {
-  return OpenLineRows<TraceLabReader>(std::move(source), options, log);
-}
+OpenedRows MakeTraceLabReader(RowInput& input) { return OpenLineRows<TraceLabReader>(input); }
 
 }  // namespace kvblocks::sim

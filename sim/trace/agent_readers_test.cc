@@ -15,8 +15,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr const char* kFolder = "sim/trace/testdata/formats/";
-
 // How many leading blocks of `block` tokens of b's prompt are in a, once a has ended.
 int64_t SharedBlocks(const TraceInfo& info, const TraceRequest& a, const TraceRequest& b,
                      int64_t block) {
@@ -26,31 +24,6 @@ int64_t SharedBlocks(const TraceInfo& info, const TraceRequest& a, const TraceRe
   size_t shared = 0;
   while (shared < of_a.size() && shared < of_b.size() && of_a[shared] == of_b[shared]) ++shared;
   return static_cast<int64_t>(shared);
-}
-
-TEST(LlmServingSimReaderTest, FlatRowsAndSessionsMayStandInOneFile) {
-  const auto reader = MustOpen(std::string(kFolder) + "llmservingsim.jsonl");
-  auto requests = AllRequests(*reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  EXPECT_EQ(reader->info().block_tokens, 0);
-  const std::vector<TraceRequest>& r = *requests;
-  ASSERT_EQ(r.size(), 4u);
-  EXPECT_EQ(r[0].session, 0u);
-  EXPECT_EQ(r[1].arrival_ns, 500000) << "of the last row";
-  EXPECT_EQ(r[2].session, 1u);
-  EXPECT_EQ(r[3].session, 1u);
-  EXPECT_EQ(r[3].turn, 1u);
-  EXPECT_THAT(r[3].waits_for, ElementsAre(r[2].row));
-  EXPECT_EQ(r[3].think_ns, 2000000000) << "the tool's time after the request before";
-  EXPECT_FALSE(r[3].has_arrival);
-}
-
-TEST(LlmServingSimReaderTest, TokenIdsAreContent) {
-  auto reader = OpenTrace(std::string(kFolder) + "llmservingsim_ids.jsonl", {});
-  auto requests = AllRequests(**reader);
-  ASSERT_TRUE(requests.ok()) << requests.status();
-  // The second prompt goes on where the first answer ended.
-  EXPECT_EQ(SharedBlocks((*reader)->info(), (*requests)[0], (*requests)[1], 1), 6);
 }
 
 TEST(LlmServingSimReaderTest, BadRowsNameTheField) {
@@ -90,16 +63,9 @@ TEST(LlmServingSimReaderTest, ABadSessionIsLeftOutAsAWhole) {
 }
 
 TEST(AppliedComputeReaderTest, APromptIsAllBeforeItAndTheToolsOutput) {
-  const auto reader = MustOpen(std::string(kFolder) + "applied_compute.jsonl");
+  const auto reader = MustOpen("sim/trace/testdata/formats/applied_compute.jsonl");
   const std::vector<TraceRequest> r = MustRead(*reader);
   ASSERT_EQ(r.size(), 4u);
-  EXPECT_EQ(r[0].input_length, 1000);
-  EXPECT_EQ(r[1].input_length, 1000 + 100 + 50);
-  EXPECT_EQ(r[2].input_length, 1150 + 200 + 400);
-  EXPECT_EQ(r[1].think_ns, 1500000000);
-  EXPECT_EQ(r[2].think_ns, 250000000);
-  EXPECT_THAT(r[2].waits_for, ElementsAre(1));
-  EXPECT_THAT(r[3].waits_for, IsEmpty());
   // What turns share is exact to the token, prompt and output, for blocks of any size.
   const TraceInfo& info = reader->info();
   for (const int64_t block : {1, 16, 100, 512, 1024}) {
@@ -113,18 +79,17 @@ TEST(AppliedComputeReaderTest, ListsMustFitTheTurns) {
   const auto row = [](const std::string& rest) {
     return R"({"input_prompt_length": 5, )" + rest + "}";
   };
-  EXPECT_THAT(TraceError(row(R"("num_turns": 2, "assistant_response_length": [1])")),
-              HasSubstr("t:1: error: assistant_response_length: got 1 values, expected 2"));
-  EXPECT_THAT(TraceError(row(R"("num_turns": 2, "assistant_response_length": [1, 2])")),
-              HasSubstr("tool_call_output_length: got 0 values, expected 1"));
-  EXPECT_THAT(TraceError(row(R"("num_turns": 2, "assistant_response_length": [1, 2],)"
-                             R"( "tool_call_output_length": [1], "tool_call_latency": [])")),
-              HasSubstr("tool_call_latency: got 0 values, expected 1"));
-  EXPECT_THAT(TraceError(row(R"("num_turns": 0, "assistant_response_length": [])")),
-              HasSubstr("num_turns: got 0"));
-  EXPECT_THAT(TraceError(row(R"("num_turns": 2, "assistant_response_length": [2147483647, 1],)"
-                             R"( "tool_call_output_length": [1])")),
-              HasSubstr("turn 0: got 2147483652 tokens of prompt and output"));
+  ExpectRefusals({{row(R"("num_turns": 2, "assistant_response_length": [1])"),
+                   "t:1: error: assistant_response_length: got 1 values, expected 2"},
+                  {row(R"("num_turns": 2, "assistant_response_length": [1, 2])"),
+                   "tool_call_output_length: got 0 values, expected 1"},
+                  {row(R"("num_turns": 2, "assistant_response_length": [1, 2],)"
+                       R"( "tool_call_output_length": [1], "tool_call_latency": [])"),
+                   "tool_call_latency: got 0 values, expected 1"},
+                  {row(R"("num_turns": 0, "assistant_response_length": [])"), "num_turns: got 0"},
+                  {row(R"("num_turns": 2, "assistant_response_length": [2147483647, 1],)"
+                       R"( "tool_call_output_length": [1])"),
+                   "turn 0: got 2147483652 tokens of prompt and output"}});
   // Prompts that repeat each other add up.
   std::string answers = "1000000000", tools = "0";
   for (int i = 0; i < 40; ++i) answers += ", 1", tools += ", 0";
@@ -133,48 +98,18 @@ TEST(AppliedComputeReaderTest, ListsMustFitTheTurns) {
               HasSubstr("tokens in the prompts up to it"));
 }
 
-TEST(TraceLabReaderTest, RoundsGoOnFromTheirPrefixAndWaitForTools) {
-  const auto reader = MustOpen(std::string(kFolder) + "tracelab.jsonl");
-  const std::vector<TraceRequest> r = MustRead(*reader);
-  ASSERT_EQ(r.size(), 4u);
-  EXPECT_EQ(r[2].session, r[0].session);
-  EXPECT_EQ(r[2].input_length, 1150);
-  EXPECT_THAT(r[2].waits_for, ElementsAre(r[0].row));
-  EXPECT_EQ(r[2].think_ns, 1500000000) << "from the call to its result, which the next round has";
-  EXPECT_THAT(r[3].waits_for, ElementsAre(r[1].row));
-  EXPECT_EQ(r[3].think_ns, 3000000000) << "which the round of the call has";
-  EXPECT_EQ(SharedBlocks(reader->info(), r[0], r[2], 10), 1100 / 10) << "to the token";
-  EXPECT_EQ(SharedBlocks(reader->info(), r[1], r[3], 64), 640 / 64);
-  EXPECT_EQ(SharedBlocks(reader->info(), r[0], r[3], 64), 0);
-}
-
 TEST(TraceLabReaderTest, BadRoundsNameWhatIsWrong) {
   const auto row = [](const std::string& rest) {
     return R"({"session_id": "a", "prefix_tokens": 0, "newly_append_tokens": 5)" + rest + "}";
   };
-  EXPECT_THAT(TraceError(row("")), HasSubstr("t:1: error: field output_tokens: got nothing"));
-  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 1, "input_tokens_total": 6)")),
-              HasSubstr("t:1: error: input_tokens_total: got 6, expected 5"));
-  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 67108864)")),
-              HasSubstr("prompt and output: got 67108869 tokens, expected at most 67108864"));
-  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 1, "timing_events": [{"timestamp": "noon"}])")),
-              HasSubstr("timing_events: timestamp: got \"noon\", expected a time like"));
-  EXPECT_THAT(TraceError(row(R"(, "output_tokens": 1, "timing_events": 7)")),
-              HasSubstr("timing_events: got 7"));
-}
-
-TEST(AiperfReaderTest, ATurnsPromptHasTheTurnsBefore) {
-  const auto reader = MustOpen(std::string(kFolder) + "aiperf.jsonl");
-  const std::vector<TraceRequest> requests = MustRead(*reader);
-  const TraceRequest& first = requests[0];
-  const TraceRequest& second = requests[1];
-  const TraceRequest& other = requests[2];
-  EXPECT_EQ(second.input_length, 700 + 100 + 200);
-  EXPECT_THAT(second.waits_for, ElementsAre(0));
-  EXPECT_EQ(second.think_ns, 2000000000);
-  EXPECT_EQ(other.input_length, 64);
-  EXPECT_EQ(SharedBlocks(reader->info(), first, second, 16), 800 / 16);
-  EXPECT_EQ(SharedBlocks(reader->info(), first, other, 16), 0);
+  ExpectRefusals({{row(""), "t:1: error: field output_tokens: got nothing"},
+                  {row(R"(, "output_tokens": 1, "input_tokens_total": 6)"),
+                   "t:1: error: input_tokens_total: got 6, expected 5"},
+                  {row(R"(, "output_tokens": 67108864)"),
+                   "prompt and output: got 67108869 tokens, expected at most 67108864"},
+                  {row(R"(, "output_tokens": 1, "timing_events": [{"timestamp": "noon"}])"),
+                   "timing_events: timestamp: got \"noon\", expected a time like"},
+                  {row(R"(, "output_tokens": 1, "timing_events": 7)"), "timing_events: got 7"}});
 }
 
 TEST(AiperfReaderTest, RowsWithHashesInBetweenAreErrors) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -146,27 +147,24 @@ absl::StatusOr<std::string> FollowLinks(const std::string& path) {
   return CannotCreate(path);
 }
 
-absl::StatusOr<std::unique_ptr<ByteSink>> OpenInPlace(const std::string& path) {
-  const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
-  if (fd < 0) return CannotCreate(path);
-  return std::make_unique<FileSink>(path, fd, true);
-}
-
 // Rename gives a regular file all of its content at once; anything else would be lost by it.
 absl::StatusOr<std::unique_ptr<ByteSink>> OpenFile(const std::string& path) {
   struct stat old;
   const bool exists = stat(path.c_str(), &old) == 0;
-  if (exists && !S_ISREG(old.st_mode)) return OpenInPlace(path);
+  if (exists && !S_ISREG(old.st_mode)) {
+    const int fd = open(path.c_str(), O_WRONLY | O_CLOEXEC);
+    if (fd < 0) return CannotCreate(path);
+    return std::make_unique<FileSink>(path, fd, true);
+  }
   if (exists && faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) {
     return CannotCreate(path);
   }
-  auto target = FollowLinks(path);
-  if (!target.ok()) return target.status();
-  std::string part = absl::StrCat(*target, ".", getpid(), ".part");
+  KVBLOCKS_ASSIGN_OR_RETURN(std::string target, FollowLinks(path));
+  std::string part = absl::StrCat(target, ".", getpid(), ".part");
   unlink(part.c_str());  // of a process that is gone
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) return CannotCreate(path);
-  auto sink = std::make_unique<FileSink>(path, fd, std::move(part), *std::move(target));
+  auto sink = std::make_unique<FileSink>(path, fd, std::move(part), std::move(target));
   if (exists) {
     // A user who may not give files away keeps it as his own.
     [[maybe_unused]] const int given = fchown(fd, old.st_uid, old.st_gid);
@@ -194,12 +192,12 @@ class GzipSink : public ByteSink {
     while (!bytes.empty()) {
       const std::string_view part = bytes.substr(0, kSinkBuffer);
       bytes.remove_prefix(part.size());
-      if (absl::Status status = Deflate(part, Z_NO_FLUSH); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(Deflate(part, Z_NO_FLUSH));
     }
     return absl::OkStatus();
   }
   absl::Status Close() override {
-    if (absl::Status status = Deflate({}, Z_FINISH); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Deflate({}, Z_FINISH));
     return to_->Close();
   }
 
@@ -212,8 +210,7 @@ class GzipSink : public ByteSink {
       stream_.next_out = reinterpret_cast<Bytef*>(buffer_.data());
       stream_.avail_out = static_cast<uInt>(buffer_.size());
       deflate(&stream_, flush);
-      const size_t n = buffer_.size() - stream_.avail_out;
-      if (absl::Status s = to_->Write(std::string_view(buffer_.data(), n)); !s.ok()) return s;
+      KVBLOCKS_RETURN_IF_ERROR(to_->Write({buffer_.data(), buffer_.size() - stream_.avail_out}));
     } while (stream_.avail_out == 0);
     return absl::OkStatus();
   }
@@ -240,7 +237,7 @@ class ZstdSink : public ByteSink {
 
   absl::Status Write(std::string_view bytes) override { return Compress(bytes, ZSTD_e_continue); }
   absl::Status Close() override {
-    if (absl::Status status = Compress({}, ZSTD_e_end); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Compress({}, ZSTD_e_end));
     return to_->Close();
   }
 
@@ -254,13 +251,11 @@ class ZstdSink : public ByteSink {
       if (ZSTD_isError(left)) {
         return absl::InternalError(absl::StrCat("zstd: ", ZSTD_getErrorName(left)));
       }
-      if (absl::Status status = to_->Write(std::string_view(buffer_.data(), output.pos));
-          !status.ok()) {
-        return status;
+      KVBLOCKS_RETURN_IF_ERROR(to_->Write({buffer_.data(), output.pos}));
+      if (input.pos == input.size && (directive == ZSTD_e_continue || left == 0)) {
+        return absl::OkStatus();
       }
-      if (input.pos == input.size && (directive == ZSTD_e_continue || left == 0)) break;
     }
-    return absl::OkStatus();
   }
 
   std::unique_ptr<ByteSink> to_;
@@ -287,12 +282,11 @@ void RemoveUnfinishedFiles() {
 
 absl::StatusOr<std::unique_ptr<ByteSink>> OpenByteSink(const std::string& path) {
   if (IsStandardOutput(path)) {
-    return std::unique_ptr<ByteSink>(new FileSink("<stdout>", STDOUT_FILENO, false));
+    return std::make_unique<FileSink>("<stdout>", STDOUT_FILENO, false);
   }
-  auto sink = OpenFile(path);
-  if (!sink.ok()) return sink.status();
-  if (path.ends_with(".gz")) return std::make_unique<GzipSink>(*std::move(sink));
-  if (path.ends_with(".zst")) return std::make_unique<ZstdSink>(*std::move(sink));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto sink, OpenFile(path));
+  if (path.ends_with(".gz")) return std::make_unique<GzipSink>(std::move(sink));
+  if (path.ends_with(".zst")) return std::make_unique<ZstdSink>(std::move(sink));
   return sink;
 }
 

@@ -14,6 +14,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 
@@ -33,6 +36,39 @@ class ByteSource {
 
 absl::StatusOr<std::unique_ptr<ByteSource>> OpenByteSource(const std::string& path,
                                                            int zstd_window_log = 27);
+
+// What a source has next, with room to look further ahead.
+//
+// Always: bytes() is followed by at least kPadding readable bytes and valid until the next ReadMore
+// or Read. Memory: 256 KiB, or twice what is held.
+class BufferedSource final : public ByteSource {
+ public:
+  static constexpr size_t kPadding = 64;
+
+  explicit BufferedSource(std::unique_ptr<ByteSource> source);
+
+  std::string_view bytes() const { return {buffer_.data() + begin_, end_ - begin_}; }
+  // Appends what the source delivers next to bytes(). False: the end.
+  absl::StatusOr<bool> ReadMore();
+  // Until there are so many bytes, or the source ends.
+  absl::Status Fill(size_t num_bytes);
+  // Takes so many of bytes() off their front.
+  void Consume(size_t num_bytes) { begin_ += num_bytes; }
+
+  absl::StatusOr<size_t> Read(char* out, size_t size) override;
+  int64_t bytes_read() const override { return source_->bytes_read(); }
+  int64_t bytes_total() const override { return source_->bytes_total(); }
+
+ private:
+  std::unique_ptr<ByteSource> source_;
+  std::vector<char> buffer_;
+  size_t begin_ = 0;
+  size_t end_ = 0;
+  bool is_ended_ = false;
+};
+
+// The whole content, or its first `most` bytes and one more.
+absl::StatusOr<std::string> ReadUpTo(int64_t most, ByteSource& source);
 
 // False: standard input, a pipe or a device. To open a pipe again would wait for another writer.
 bool CanBeReadAgain(const std::string& path);

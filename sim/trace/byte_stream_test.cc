@@ -179,30 +179,6 @@ class EndlessLine : public ByteSource {
   size_t most_ = 0;
 };
 
-struct Seen {
-  std::string text;
-  int64_t number;
-  bool operator==(const Seen&) const = default;
-};
-
-std::vector<Seen> Lines(const std::string& content) {
-  LineReader reader(ByteSourceOfString(content), 1000);
-  std::vector<Seen> lines;
-  Line line;
-  while (*reader.Next(&line)) lines.push_back({std::string(line.text), line.number});
-  return lines;
-}
-
-TEST(LineReaderTest, EndsMarksAndMissingEnds) {
-  EXPECT_EQ(Lines("\xef\xbb\xbf"
-                  "a\r\n\nb"),
-            (std::vector<Seen>{{"a", 1}, {"", 2}, {"b", 3}}));
-  EXPECT_EQ(Lines("a\n"), (std::vector<Seen>{{"a", 1}}));
-  EXPECT_TRUE(Lines("").empty());
-  EXPECT_EQ(Lines("\n\n").size(), 2u);
-  EXPECT_EQ(Lines("a\rb\n"), (std::vector<Seen>{{"a\rb", 1}})) << "a lone CR ends no line";
-}
-
 TEST(LineReaderTest, TwoGigabyteLineIsSkippedWithoutBeingHeld) {
   constexpr int64_t kBytes = int64_t{2} << 30;
   auto endless = std::make_unique<EndlessLine>(kBytes);
@@ -216,20 +192,6 @@ TEST(LineReaderTest, TwoGigabyteLineIsSkippedWithoutBeingHeld) {
   EXPECT_EQ(line.text, "b");
   EXPECT_EQ(line.number, 2);
   EXPECT_LT(source->most(), size_t{4} << 20) << "the buffer stays near the limit";
-}
-
-TEST(LineReaderTest, LinesUpToTheLimitArePassed) {
-  const std::string at(1000, 'x');
-  LineReader reader(ByteSourceOfString(at + "\n" + at + "y\n" + "z\n"), 1000);
-  Line line;
-  ASSERT_TRUE(*reader.Next(&line));
-  EXPECT_FALSE(line.too_long);
-  EXPECT_EQ(line.text.size(), 1000u);
-  ASSERT_TRUE(*reader.Next(&line));
-  EXPECT_TRUE(line.too_long);
-  ASSERT_TRUE(*reader.Next(&line));
-  EXPECT_EQ(line.text, "z");
-  EXPECT_FALSE(*reader.Next(&line));
 }
 
 TEST(LineReaderTest, CompleteLinesComeBeforeTheErrorOfTheSource) {

@@ -34,6 +34,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "checks/status_macros.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/line_rows.h"
 #include "sim/trace/row_source.h"
@@ -83,21 +84,20 @@ struct End {
 
 class CodingSessionReader : public LineRows {
  public:
-  CodingSessionReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                      RowLog* log)
-      : LineRows(std::move(source), options, log, "coding"),
-        override_block_size_(options.trace_block_size),
-        require_sorted_(options.require_sorted),
+  explicit CodingSessionReader(RowInput& input)
+      : LineRows(input),
+        override_block_size_(input.options.trace_block_size),
+        require_sorted_(input.options.require_sorted),
         fields_({{"id", By(&JsonValue::ReadName, &row_.request.id)},
                  {"block_size", Whole(1, kMaxTraceLength, &block_size_)},
                  {"hash_id_scope", [this](JsonValue& value) { return ReadScope(value); }},
                  {"requests", Each([this](JsonValue& entry) { return ReadEntry(entry, 0); })}},
-                log, RecordersFields()) {
+                input.log, RecordersFields()) {
     info_.sorted = true;  // all that has a time of its own starts at 0
     info_.scope = ContentScope::kSession;
     info_.block_tokens = override_block_size_ > 0 ? override_block_size_ : kCodingBlockTokens;
     for (size_t depth = 0; depth < levels_.size(); ++depth) {
-      levels_[depth].fields.emplace(EntryFields(depth), log, RecordersFields());
+      levels_[depth].fields.emplace(EntryFields(depth), input.log, RecordersFields());
     }
   }
 
@@ -119,8 +119,7 @@ class CodingSessionReader : public LineRows {
     block_size_ = kCodingBlockTokens;
     scope_ = ContentScope::kSession;
     levels_[0].read.clear();
-    fields_.Begin(&row_.request, problems_);
-    const bool is_json = fields_.ParseLine(text);
+    const bool is_json = fields_.ParseLine(text, &row_.request, problems_);
     if (is_json && problems_->size() < kMostSessionProblems) fields_.Require({"id", "requests"});
     // What is no JSON comes last.
     if (problems_->size() > kMostSessionProblems) {
@@ -138,7 +137,7 @@ class CodingSessionReader : public LineRows {
 
   absl::Status ReadScope(JsonValue& value) {
     std::string scope;
-    if (absl::Status status = value.ReadString(&scope); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(value.ReadString(&scope));
     if (scope == "global") scope_ = ContentScope::kGlobal;
     if (scope == "global" || scope == "local") return absl::OkStatus();
     return absl::InvalidArgumentError(
@@ -182,8 +181,8 @@ class CodingSessionReader : public LineRows {
                               level.read.size());
     level.type.clear();
     level.entry = CodingEntry();
-    level.fields->Begin(&row_.request, problems_, absl::StrCat("request ", level.path, ": "));
-    const absl::Status status = level.fields->ReadObject(value);
+    const absl::Status status = level.fields->ReadObject(
+        value, &row_.request, problems_, absl::StrCat("request ", level.path, ": "));
     if (status.code() == absl::StatusCode::kInvalidArgument) {
       level.fields->Bad(ProblemKind::kValue, std::string(status.message()));
     } else if (!status.ok()) {
@@ -339,9 +338,8 @@ class CodingSessionReader : public LineRows {
 
 }  // namespace
 
-OpenedRows MakeCodingSessionReader(std::unique_ptr<ByteSource> source,
-                                   const TraceReaderOptions& options, RowLog* log) {
-  return OpenLineRows<CodingSessionReader>(std::move(source), options, log);
+OpenedRows MakeCodingSessionReader(RowInput& input) {
+  return OpenLineRows<CodingSessionReader>(input);
 }
 
 }  // namespace kvblocks::sim

@@ -47,54 +47,6 @@ std::vector<int64_t> ThinkTimes(const std::string& content) {
   return out;
 }
 
-TEST(CodingSessionReaderTest, SessionsAreClosedLoopsThatStartAtZero) {
-  const auto reader = MustOpen(kFile);
-  EXPECT_EQ(reader->info().format, "coding");
-  EXPECT_EQ(reader->info().block_tokens, 4);
-  EXPECT_EQ(reader->info().scope, ContentScope::kSession);
-  const std::vector<TraceRequest> all = MustRead(*reader);
-  ASSERT_EQ(all.size(), 7u);
-  for (const TraceRequest& r : all) {
-    EXPECT_EQ(r.arrival_ns, 0) << r.id;
-    EXPECT_EQ(r.has_arrival, r.waits_for.empty()) << r.id;
-  }
-  const TraceRequest& first = all[0];
-  EXPECT_EQ(first.id, "one/0");
-  EXPECT_EQ(first.input_length, 9);
-  EXPECT_EQ(first.output_length, 3);
-  EXPECT_THAT(first.content_ids, ElementsAre(1, 2)) << "the ninth token is nobody else's";
-  EXPECT_EQ(first.think_ns, 0);
-  EXPECT_TRUE(first.has_arrival);
-  const TraceRequest& second = all[1];
-  EXPECT_EQ(second.id, "one/1");
-  EXPECT_EQ(second.line, 1);
-  EXPECT_EQ(second.turn, 1u);
-  EXPECT_EQ(second.session, first.session);
-  EXPECT_THAT(second.waits_for, ElementsAre(0));
-  EXPECT_EQ(second.think_ns, 2500000000);
-  EXPECT_TRUE(all[2].has_arrival);
-  EXPECT_NE(all[2].session, first.session);
-}
-
-TEST(CodingSessionReaderTest, SubAgentsRunSideBySideAndTheParentWaitsForAll) {
-  std::ifstream file(kFile);
-  std::stringstream content;
-  content << file.rdbuf();
-  const std::vector<TraceRequest> all = MustRead(content.str());
-  ASSERT_EQ(all.size(), 7u);
-  std::vector<std::string> names;
-  for (size_t i = 2; i < 7; ++i) names.push_back(all[i].id);
-  EXPECT_THAT(names, ElementsAre("two/0", "two/1/0", "two/1/1", "two/2/0", "two/3"));
-  EXPECT_THAT(all[3].waits_for, ElementsAre(2));
-  EXPECT_EQ(all[3].think_ns, kSec) << "called at 3 s, the request before ended at 2 s";
-  EXPECT_THAT(all[4].waits_for, ElementsAre(3));
-  EXPECT_EQ(all[4].think_ns, kSec / 2);
-  EXPECT_THAT(all[5].waits_for, ElementsAre(2)) << "beside the other sub-agent";
-  EXPECT_THAT(all[6].waits_for, ElementsAre(2, 4, 5));
-  EXPECT_EQ(all[6].think_ns, 3 * kSec / 2) << "8.5 s, after the longer sub-agent's end at 7 s";
-  for (size_t i = 2; i < 7; ++i) EXPECT_EQ(all[i].session, all[2].session);
-}
-
 TEST(CodingSessionReaderTest, IdsOfTwoSessionsNeverMatch) {
   const auto reader = MustOpen(kFile);
   const auto facts = ComputeTraceFacts(*reader, {4});
@@ -163,44 +115,40 @@ TEST(CodingSessionReaderTest, SaysWhatIsWrongWithARequest) {
     return TraceError(Session("a", Request("0")) + Session("b", Request("0") + "," + request));
   };
   const std::string at = "t:2: error: request 1: ";
-  EXPECT_THAT(error(R"({"t": 0, "in": 4, "out": 1, "hash_ids": [1]})"),
-              HasSubstr(at + "field type: got nothing"));
-  EXPECT_THAT(error(R"({"type": "n", "in": 4, "out": 1, "hash_ids": [1]})"),
-              HasSubstr(at + "field t: got nothing"));
-  EXPECT_THAT(error(R"({"type": "n", "t": 0})"), HasSubstr(at + "field hash_ids: got nothing"));
-  EXPECT_THAT(error(R"({"type": "subagent", "t": 0})"), HasSubstr(at + "field requests: got"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "x", "in": 4, "out": 1, "hash_ids": [1]})"),
-              HasSubstr(at + "type: got \"x\", expected n, s or subagent"));
-  EXPECT_THAT(error(Request("-1")), HasSubstr(at + "t: "));
-  EXPECT_THAT(error(Request("\"1\"")), HasSubstr(at + "t: got \"1\", expected a number"));
-  EXPECT_THAT(error(Request("0", R"("t": 1)")), HasSubstr(at + "field t: got it twice"));
-  EXPECT_THAT(error(Request("0", R"("think_time": -2)")), HasSubstr(at + "think_time: "));
-  EXPECT_THAT(error(Request("0", R"("requests": [])")),
-              HasSubstr(at + "requests: got a list in a request of type n"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 1.5, "out": 1, "hash_ids": []})"),
-              HasSubstr(at + "in: got 1.5"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 2147483648, "out": 1, "hash_ids": []})"),
-              HasSubstr(at + "in: got 2147483648"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 2147483647, "out": 1, "hash_ids": []})"),
-              HasSubstr(at + "in plus out: got 2147483648"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 4, "out": 1, "hash_ids": "1"})"),
-              HasSubstr(at + "hash_ids: got \"1\", expected a list"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 9, "out": 1, "hash_ids": [1, 2, 3]})"),
-              HasSubstr(at + "number of block ids: got 3, expected 2 for the full blocks of 9"));
-  EXPECT_THAT(error(R"({"t": 0, "type": "n", "in": 9, "out": 1, "hash_ids": [1]})"),
-              HasSubstr(at + "number of block ids: got 1, expected 2"));
-  EXPECT_THAT(error("7"), HasSubstr("request 1: got 7, expected an object"));
-  EXPECT_THAT(error(Agent("0", Request("0") + ", 7")),
-              HasSubstr("request 1/1: got 7, expected an object"));
+  ExpectRefusals(
+      error,
+      {{R"({"t": 0, "in": 4, "out": 1, "hash_ids": [1]})", at + "field type: got nothing"},
+       {R"({"type": "n", "in": 4, "out": 1, "hash_ids": [1]})", at + "field t: got nothing"},
+       {R"({"type": "n", "t": 0})", at + "field hash_ids: got nothing"},
+       {R"({"type": "subagent", "t": 0})", at + "field requests: got"},
+       {R"({"t": 0, "type": "x", "in": 4, "out": 1, "hash_ids": [1]})",
+        at + "type: got \"x\", expected n, s or subagent"},
+       {Request("-1"), at + "t: "},
+       {Request("\"1\""), at + "t: got \"1\", expected a number"},
+       {Request("0", R"("t": 1)"), at + "field t: got it twice"},
+       {Request("0", R"("think_time": -2)"), at + "think_time: "},
+       {Request("0", R"("requests": [])"), at + "requests: got a list in a request of type n"},
+       {R"({"t": 0, "type": "n", "in": 1.5, "out": 1, "hash_ids": []})", at + "in: got 1.5"},
+       {R"({"t": 0, "type": "n", "in": 2147483648, "out": 1, "hash_ids": []})",
+        at + "in: got 2147483648"},
+       {R"({"t": 0, "type": "n", "in": 2147483647, "out": 1, "hash_ids": []})",
+        at + "in plus out: got 2147483648"},
+       {R"({"t": 0, "type": "n", "in": 4, "out": 1, "hash_ids": "1"})",
+        at + "hash_ids: got \"1\", expected a list"},
+       {R"({"t": 0, "type": "n", "in": 9, "out": 1, "hash_ids": [1, 2, 3]})",
+        at + "number of block ids: got 3, expected 2 for the full blocks of 9"},
+       {R"({"t": 0, "type": "n", "in": 9, "out": 1, "hash_ids": [1]})",
+        at + "number of block ids: got 1, expected 2"},
+       {"7", "request 1: got 7, expected an object"},
+       {Agent("0", Request("0") + ", 7"), "request 1/1: got 7, expected an object"}});
 }
 
 TEST(CodingSessionReaderTest, SaysWhatIsWrongWithASession) {
   const std::string good = Session("a", Request("0"));
-  EXPECT_THAT(TraceError(good + good), HasSubstr("t:2: error: id: got \"a\", that of an earlier"));
-  EXPECT_THAT(TraceError(good + Session("b", "")), HasSubstr("t:2: error: requests: got none"));
-  EXPECT_THAT(TraceError(good + Session("b", Agent("0", ""))), HasSubstr("requests: got none"));
-  EXPECT_THAT(TraceError(good + R"({"id": "b", "block_size": 4})"),
-              HasSubstr("field requests: got nothing"));
+  ExpectRefusals({{good + good, "t:2: error: id: got \"a\", that of an earlier"},
+                  {good + Session("b", ""), "t:2: error: requests: got none"},
+                  {good + Session("b", Agent("0", "")), "requests: got none"},
+                  {good + R"({"id": "b", "block_size": 4})", "field requests: got nothing"}});
   EXPECT_THAT(TraceError(good + R"({"id": "b", "block_size": 0, "requests": {}})"),
               testing::AllOf(HasSubstr("block_size: got 0, expected a whole number from 1"),
                              HasSubstr("requests: got {")));

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "rapidcheck/gtest.h"
 #include "sim/testing/trace_testing.h"
-#include "sim/trace/turn_links.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -124,37 +124,6 @@ TEST(ContentKeysExamples, WE32_KeysFromTraceIds) {
             8);
 }
 
-TEST(ContentKeysTest, SameIdUnderAnotherParentIsOtherContent) {
-  const TraceInfo info = BlockIds(16);
-  const Keys a = KeysOf(info, Prompt(0, 32, {1, 5}), 16, 32);
-  const Keys b = KeysOf(info, Prompt(1, 32, {2, 5}), 16, 32);
-  EXPECT_NE(a[1], b[1]);
-}
-
-TEST(ContentKeysTest, PartialBlockMatchesTheStartOfTheFullOne) {
-  const TraceInfo info = BlockIds(512);
-  const Keys part = KeysOf(info, Prompt(0, 600, {1, 2}), 16, 600);
-  const Keys full = KeysOf(info, Prompt(1, 1024, {1, 2}), 16, 1024);
-  EXPECT_EQ(part.size(), 37u);
-  EXPECT_EQ(CommonBlocks(part, full), 37);
-}
-
-TEST(ContentKeysTest, TokensWithoutContentAreSharedWithNobody) {
-  const TraceInfo lengths = BlockIds(0);
-  EXPECT_EQ(CommonBlocks(KeysOf(lengths, Prompt(0, 64, {}), 16, 64),
-                         KeysOf(lengths, Prompt(1, 64, {}), 16, 64)),
-            0);
-  // The same request finds its own blocks again, which is what resuming after a preemption needs.
-  EXPECT_EQ(CommonBlocks(KeysOf(lengths, Prompt(0, 64, {}), 16, 64),
-                         KeysOf(lengths, Prompt(0, 64, {}), 16, 64)),
-            4);
-  // floor(input / Bt) ids: the rest of the prompt is unique.
-  const TraceInfo info = BlockIds(32);
-  EXPECT_EQ(CommonBlocks(KeysOf(info, Prompt(0, 60, {4}), 4, 60),
-                         KeysOf(info, Prompt(1, 60, {4}), 4, 60)),
-            8);
-}
-
 TEST(ContentKeysTest, ScopeSeparatesSaltsAdaptersSessionsTenantsAndTraces) {
   TraceInfo info = BlockIds(16);
   TraceRequest base = Prompt(0, 16, {1});
@@ -183,15 +152,6 @@ TEST(ContentKeysTest, ScopeSeparatesSaltsAdaptersSessionsTenantsAndTraces) {
   TraceRequest same_session = other;
   same_session.row = 5;
   EXPECT_EQ(key(info, same_session), key(info, other));
-}
-
-TEST(ContentKeysTest, PromptThatRepeatsOutputTokenIdsHitsTheOutput) {
-  const TraceInfo tokens = BlockIds(1);
-  TraceRequest first = Prompt(0, 3, {10, 11, 12});
-  first.output_ids = {20, 21, 22, 23, 24};
-  first.output_length = 5;
-  const TraceRequest next = Prompt(1, 9, {10, 11, 12, 20, 21, 22, 23, 24, 30});
-  EXPECT_EQ(CommonBlocks(KeysOf(tokens, first, 4, 8), KeysOf(tokens, next, 4, 9)), 2);
 }
 
 TEST(ContentKeysTest, BlockSizesFarAboveThePromptGiveNothing) {

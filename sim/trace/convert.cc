@@ -13,7 +13,10 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/civil_time.h"
+#include "absl/types/span.h"
+#include "checks/ceil_div.h"
 #include "checks/json_text.h"
+#include "checks/status_macros.h"
 #include "sim/trace/content_keys.h"
 #include "sim/trace/decimal.h"
 #include "sim/trace/line_rows.h"
@@ -57,27 +60,31 @@ class MooncakeWriter : public TraceWriter {
 
   absl::Status Write(const TraceRequest& r) override {
     std::string line = absl::StrCat("{\"request_id\": ", JsonName(r.id));
-    if (r.has_arrival) {
-      absl::StrAppend(&line, ", \"timestamp\": ", FormatScaledDecimal(r.arrival_ns, 6));
-    }
-    absl::StrAppend(&line, ", \"input_length\": ", r.input_length,
-                    ", \"output_length\": ", r.output_length, ", \"block_size\": ", block_tokens_,
-                    ", \"hash_ids\": [");
+    const auto add = [&line](const char* name, const auto& text) {
+      absl::StrAppend(&line, ", \"", name, "\": ", text);
+    };
+    const auto add_ms = [&add](const char* name, int64_t ns) {
+      add(name, FormatScaledDecimal(ns, 6));
+    };
+    const auto add_list = [&add](const char* name, const auto& values) {
+      add(name, absl::StrCat("[", absl::StrJoin(values, ", "), "]"));
+    };
+    if (r.has_arrival) add_ms("timestamp", r.arrival_ns);
+    add("input_length", r.input_length);
+    add("output_length", r.output_length);
+    add("block_size", block_tokens_);
     const int64_t scope = ScopeNumber(r);
     std::vector<int64_t> ids;
     for (const int64_t id : r.content_ids) ids.push_back(GlobalId(scope, id));
-    const auto prompt_end = ids.begin() + NumberOfPromptIds(r);
-    absl::StrAppend(&line, absl::StrJoin(ids.begin(), prompt_end, ", "), "]");
-    if (r.ids_cover_output) {
-      absl::StrAppend(&line, ", \"sequence_hash_ids\": [", absl::StrJoin(ids, ", "), "]");
-    }
+    const auto num_prompt_ids = static_cast<size_t>(NumberOfPromptIds(r));
+    add_list("hash_ids", absl::MakeConstSpan(ids).first(num_prompt_ids));
+    if (r.ids_cover_output) add_list("sequence_hash_ids", ids);
     if (r.session != 0) {
       const bool integer = r.session < uint64_t{1} << 63;
-      absl::StrAppend(&line, ", \"session_id\": ", integer ? "" : "\"", r.session,
-                      integer ? "" : "\"");
+      add("session_id", absl::StrCat(integer ? "" : "\"", r.session, integer ? "" : "\""));
       if (!integer) losses_.insert("session numbers from 2^63 on (numbered anew)");
     }
-    if (r.turn != 0 || r.session != 0) absl::StrAppend(&line, ", \"turn\": ", r.turn);
+    if (r.turn != 0 || r.session != 0) add("turn", r.turn);
     // Written for every turn: without it a row of a session waits for the row before.
     if (!r.waits_for.empty() || r.session != 0) {
       std::vector<std::string> names;
@@ -89,31 +96,20 @@ class MooncakeWriter : public TraceWriter {
         }
         names.push_back(JsonName(found->second));
       }
-      absl::StrAppend(&line, ", \"wait_for\": [", absl::StrJoin(names, ", "), "]");
+      add_list("wait_for", names);
     }
-    if (r.think_ns != 0) {
-      absl::StrAppend(&line, ", \"delay\": ", FormatScaledDecimal(r.think_ns, 6));
-    }
-    if (!r.output_ids.empty()) {
-      absl::StrAppend(&line, ", \"output_token_ids\": [", absl::StrJoin(r.output_ids, ", "), "]");
-    }
-    if (r.priority != 0) absl::StrAppend(&line, ", \"priority\": ", r.priority);
-    if (r.min_tokens != 0) absl::StrAppend(&line, ", \"min_tokens\": ", r.min_tokens);
-    if (r.encoder_tokens) {
-      absl::StrAppend(&line, ", \"encoder_tokens\": ", *r.encoder_tokens);
-    }
-    if (r.abort_after_ns != 0) {
-      absl::StrAppend(&line, ", \"abort_after_ms\": ", FormatScaledDecimal(r.abort_after_ns, 6));
-    }
+    if (r.think_ns != 0) add_ms("delay", r.think_ns);
+    if (!r.output_ids.empty()) add_list("output_token_ids", r.output_ids);
+    if (r.priority != 0) add("priority", r.priority);
+    if (r.min_tokens != 0) add("min_tokens", r.min_tokens);
+    if (r.encoder_tokens) add("encoder_tokens", *r.encoder_tokens);
+    if (r.abort_after_ns != 0) add_ms("abort_after_ms", r.abort_after_ns);
     for (const auto& [name, text] :
          {std::pair("tenant", &r.tenant), std::pair("slo_class", &r.slo_class),
           std::pair("adapter", &r.adapter), std::pair("cache_salt", &r.salt)}) {
-      if (!text->empty()) absl::StrAppend(&line, ", \"", name, "\": ", JsonString(*text));
+      if (!text->empty()) add(name, JsonString(*text));
     }
-    if (!r.accepted_drafts.empty()) {
-      absl::StrAppend(&line, ", \"accepted_drafts\": [", absl::StrJoin(r.accepted_drafts, ", "),
-                      "]");
-    }
+    if (!r.accepted_drafts.empty()) add_list("accepted_drafts", r.accepted_drafts);
     if (!r.unknown_fields.empty()) losses_.insert("unknown fields");
     line += "}\n";
     id_of_row_[r.row] = r.id;
@@ -127,8 +123,7 @@ class MooncakeWriter : public TraceWriter {
   int64_t NumberOfPromptIds(const TraceRequest& r) const {
     const int64_t num_ids = static_cast<int64_t>(r.content_ids.size());
     if (!r.ids_cover_output || block_tokens_ <= 0) return num_ids;
-    const int64_t partial = r.input_length % block_tokens_ != 0 ? 1 : 0;
-    return std::min(num_ids, r.input_length / block_tokens_ + partial);
+    return std::min(num_ids, CeilDiv(r.input_length, block_tokens_));
   }
   // Of the request's session or tenant.
   int64_t ScopeNumber(const TraceRequest& r) {
@@ -264,10 +259,10 @@ class OracleWriter : public TraceWriter {
       append(access.size, 4);
       append(static_cast<uint64_t>(access.next), 8);
       if (bytes.size() < kChunk) continue;
-      if (absl::Status status = sink_->Write(bytes); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(sink_->Write(bytes));
       bytes.clear();
     }
-    if (absl::Status status = sink_->Write(bytes); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(sink_->Write(bytes));
     return sink_->Close();
   }
 
@@ -286,23 +281,14 @@ class OracleWriter : public TraceWriter {
 
 }  // namespace
 
-std::unique_ptr<TraceWriter> MakeMooncakeWriter(std::unique_ptr<ByteSink> sink) {
-  return std::make_unique<MooncakeWriter>(std::move(sink));
-}
-
-std::unique_ptr<TraceWriter> MakeCsvWriter(std::unique_ptr<ByteSink> sink) {
-  return std::make_unique<CsvWriter>(std::move(sink));
-}
-
-std::unique_ptr<TraceWriter> MakeOracleWriter(std::unique_ptr<ByteSink> sink) {
-  return std::make_unique<OracleWriter>(std::move(sink));
-}
-
 absl::StatusOr<TraceFormat> ParseTraceFormat(const std::string& name) {
-  if (name == "native") return TraceFormat::kNative;
-  if (name == "mooncake") return TraceFormat::kMooncake;
-  if (name == "csv") return TraceFormat::kCsv;
-  if (name == "oracle") return TraceFormat::kOracle;
+  constexpr std::pair<const char*, TraceFormat> kAll[] = {{"native", TraceFormat::kNative},
+                                                          {"mooncake", TraceFormat::kMooncake},
+                                                          {"csv", TraceFormat::kCsv},
+                                                          {"oracle", TraceFormat::kOracle}};
+  for (const auto& [known, format] : kAll) {
+    if (known == name) return format;
+  }
   return absl::InvalidArgumentError(
       absl::StrCat("got \"", name, "\", expected native, mooncake, csv or oracle"));
 }
@@ -313,29 +299,25 @@ std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, Tra
     case TraceFormat::kNative:
       break;
     case TraceFormat::kMooncake:
-      return MakeMooncakeWriter(std::move(sink));
+      return std::make_unique<MooncakeWriter>(std::move(sink));
     case TraceFormat::kCsv:
-      return MakeCsvWriter(std::move(sink));
+      return std::make_unique<CsvWriter>(std::move(sink));
     case TraceFormat::kOracle:
-      return MakeOracleWriter(std::move(sink));
+      return std::make_unique<OracleWriter>(std::move(sink));
   }
   return MakeNativeWriter(std::move(sink), native);
 }
 
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer) {
-  if (absl::Status status = writer.Begin(reader.info()); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(writer.Begin(reader.info()));
   ConvertReport report;
-  TraceRequest request;
-  while (true) {
-    absl::StatusOr<bool> more = reader.Next(request);
-    if (!more.ok()) return more.status();
-    if (!*more) break;
-    if (absl::Status status = writer.Write(request); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(ForEachRequest(reader, [&](const TraceRequest& request) {
     ++report.num_requests;
     report.input_tokens += request.input_length;
     report.output_tokens += request.output_length;
-  }
-  if (absl::Status status = writer.Finish(); !status.ok()) return status;
+    return writer.Write(request);
+  }));
+  KVBLOCKS_RETURN_IF_ERROR(writer.Finish());
   report.losses = writer.losses();
   report.warnings = reader.warnings();
   return report;
@@ -348,12 +330,10 @@ absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::str
     reader_options.reorder_window = std::numeric_limits<int64_t>::max();
     reader_options.reorder_bytes = kMostSortedBytes;
   }
-  absl::StatusOr<std::unique_ptr<TraceReader>> reader = OpenTrace(in, reader_options);
-  if (!reader.ok()) return reader.status();
-  if (options.wrap) *reader = options.wrap(*std::move(reader));
-  absl::StatusOr<std::unique_ptr<ByteSink>> sink = OpenByteSink(out);
-  if (!sink.ok()) return sink.status();
-  return CopyTrace(**reader, *MakeTraceWriter(*std::move(sink), format, options.native));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto reader, OpenTrace(in, reader_options));
+  if (options.wrap) reader = options.wrap(std::move(reader));
+  KVBLOCKS_ASSIGN_OR_RETURN(auto sink, OpenByteSink(out));
+  return CopyTrace(*reader, *MakeTraceWriter(std::move(sink), format, options.native));
 }
 
 }  // namespace kvblocks::sim

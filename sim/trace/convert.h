@@ -55,11 +55,10 @@ struct NativeWriterOptions {
 
 std::unique_ptr<TraceWriter> MakeNativeWriter(std::unique_ptr<ByteSink> sink,
                                               const NativeWriterOptions& options = {});
-std::unique_ptr<TraceWriter> MakeMooncakeWriter(std::unique_ptr<ByteSink> sink);
-std::unique_ptr<TraceWriter> MakeCsvWriter(std::unique_ptr<ByteSink> sink);
-std::unique_ptr<TraceWriter> MakeOracleWriter(std::unique_ptr<ByteSink> sink);
 
 enum class TraceFormat { kNative, kMooncake, kCsv, kOracle };
+std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, TraceFormat format,
+                                             const NativeWriterOptions& native = {});
 
 struct ConvertOptions {
   TraceReaderOptions reader;
@@ -78,9 +77,6 @@ struct ConvertReport {
 
 absl::StatusOr<ConvertReport> ConvertTrace(const std::string& in, const std::string& out,
                                            TraceFormat format, const ConvertOptions& options);
-
-std::unique_ptr<TraceWriter> MakeTraceWriter(std::unique_ptr<ByteSink> sink, TraceFormat format,
-                                             const NativeWriterOptions& native);
 
 // The same between a reader and a writer that are already there. Leaves the reader at its end.
 absl::StatusOr<ConvertReport> CopyTrace(TraceReader& reader, TraceWriter& writer);

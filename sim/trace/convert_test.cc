@@ -28,10 +28,7 @@ std::string Rewrite(const std::string& content, TraceFormat format) {
   NativeWriterOptions narrow;
   narrow.copy_window = 3;
   narrow.copy_window_ids = 20;
-  auto writer = format == TraceFormat::kNative     ? MakeNativeWriter(std::move(sink), narrow)
-                : format == TraceFormat::kMooncake ? MakeMooncakeWriter(std::move(sink))
-                : format == TraceFormat::kOracle   ? MakeOracleWriter(std::move(sink))
-                                                   : MakeCsvWriter(std::move(sink));
+  const auto writer = MakeTraceWriter(std::move(sink), format, narrow);
   const auto report = CopyTrace(**reader, *writer);
   EXPECT_TRUE(report.ok()) << report.status();
   return out;
@@ -92,7 +89,7 @@ TEST(ConvertToOracleTest, NeedsContent) {
   const auto reader = MustOpenString(
       "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n");
   std::string out;
-  auto writer = MakeOracleWriter(ByteSinkToString(&out));
+  auto writer = MakeTraceWriter(ByteSinkToString(&out), TraceFormat::kOracle);
   const auto report = CopyTrace(*reader, *writer);
   EXPECT_THAT(std::string(report.status().message()), HasSubstr("a trace of lengths only"));
 }

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "absl/status/status.h"
-#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -27,8 +26,6 @@ absl::Status Bad(std::string_view text, const std::string& expected) {
   return absl::InvalidArgumentError(absl::StrCat("got ", Quoted(text), ", expected ", expected));
 }
 
-bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-
 // The parts of a number: digits (without sign and point, no leading zeros) times 10^exponent.
 struct Parts {
   bool negative = false;
@@ -37,34 +34,39 @@ struct Parts {
 };
 
 bool TakeApart(std::string_view text, Parts* out) {
-  size_t i = 0;
-  if (i < text.size() && text[i] == '-') {
-    out->negative = true;
-    ++i;
+  const auto take = [&text](std::string_view characters) {
+    const std::string_view taken =
+        text.substr(0, std::min(text.find_first_not_of(characters), text.size()));
+    text.remove_prefix(taken.size());
+    return taken;
+  };
+  const auto take_one_of = [&text](std::string_view characters) {
+    const char c = text.empty() || characters.find(text[0]) == std::string_view::npos ? 0 : text[0];
+    text.remove_prefix(c == 0 ? 0 : 1);
+    return c;
+  };
+  constexpr std::string_view kDigits = "0123456789";
+  out->negative = take_one_of("-") != 0;
+  out->digits = take(kDigits);
+  if (out->digits.empty()) return false;
+  if (take_one_of(".") != 0) {
+    const std::string_view fraction = take(kDigits);
+    if (fraction.empty()) return false;
+    out->digits += fraction;
+    out->exponent -= static_cast<int64_t>(fraction.size());
   }
-  const size_t whole_begin = i;
-  while (i < text.size() && IsDigit(text[i])) out->digits.push_back(text[i++]);
-  if (i == whole_begin) return false;
-  if (i < text.size() && text[i] == '.') {
-    const size_t fraction_begin = ++i;
-    while (i < text.size() && IsDigit(text[i])) out->digits.push_back(text[i++]);
-    if (i == fraction_begin) return false;
-    out->exponent -= static_cast<int64_t>(i - fraction_begin);
-  }
-  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
-    ++i;
-    bool negative = false;
-    if (i < text.size() && (text[i] == '+' || text[i] == '-')) negative = text[i++] == '-';
-    const size_t begin = i;
+  if (take_one_of("eE") != 0) {
+    const bool negative = take_one_of("+-") == '-';
+    const std::string_view power = take(kDigits);
+    if (power.empty()) return false;
     int64_t exponent = 0;
     // Saturates: beyond this every non-zero number is out of range anyway.
-    for (; i < text.size() && IsDigit(text[i]); ++i) {
-      exponent = std::min<int64_t>(exponent * 10 + (text[i] - '0'), 1000000000000);
+    for (const char c : power) {
+      exponent = std::min<int64_t>(exponent * 10 + (c - '0'), 1000000000000);
     }
-    if (i == begin) return false;
     out->exponent += negative ? -exponent : exponent;
   }
-  if (i != text.size()) return false;
+  if (!text.empty()) return false;
   while (!out->digits.empty() && out->digits.back() == '0') {
     out->digits.pop_back();
     ++out->exponent;
@@ -106,6 +108,11 @@ absl::StatusOr<int64_t> Scaled(std::string_view text, int exponent, bool rounds)
 }
 
 }  // namespace
+
+bool IsDecimal(std::string_view text) {
+  Parts parts;
+  return TakeApart(text, &parts);
+}
 
 absl::StatusOr<int64_t> ParseScaledDecimal(std::string_view text, int exponent) {
   return Scaled(text, exponent, false);
@@ -201,12 +208,9 @@ std::string FormatScaledDecimal(int64_t value, int exponent) {
 }
 
 std::string GroupThousands(std::string number) {
-  size_t begin = 0;
-  while (begin < number.size() && !absl::ascii_isdigit(static_cast<unsigned char>(number[begin]))) {
-    ++begin;
-  }
-  size_t end = begin;
-  while (end < number.size() && absl::ascii_isdigit(static_cast<unsigned char>(number[end]))) ++end;
+  constexpr const char* kDigits = "0123456789";
+  const size_t begin = std::min(number.find_first_of(kDigits), number.size());
+  size_t end = std::min(number.find_first_not_of(kDigits, begin), number.size());
   while (end > begin + 3) {
     end -= 3;
     number.insert(end, 1, ',');

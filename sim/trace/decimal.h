@@ -23,6 +23,9 @@ struct Rational {
   friend bool operator==(const Rational&, const Rational&) = default;
 };
 
+// Whether it is one, whatever its size; whole parts may begin with zeros.
+bool IsDecimal(std::string_view text);
+
 // The number `text` times 10^exponent as an integer, for example milliseconds to nanoseconds with
 // exponent 6. Errors: not a number, negative, not a whole number after scaling, above int64.
 absl::StatusOr<int64_t> ParseScaledDecimal(std::string_view text, int exponent);

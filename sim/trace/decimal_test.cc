@@ -70,13 +70,6 @@ TEST(DecimalTest, SizesMayHaveUnits) {
   }
 }
 
-TEST(DecimalTest, FormatIsTheShortestExactForm) {
-  EXPECT_EQ(FormatScaledDecimal(46926808, 6), "46.926808");
-  EXPECT_EQ(FormatScaledDecimal(1000000, 6), "1");
-  EXPECT_EQ(FormatScaledDecimal(1, 6), "0.000001");
-  EXPECT_EQ(FormatScaledDecimal(0, 6), "0");
-}
-
 TEST(DecimalTest, RoundedToTheNearestHalvesUp) {
   EXPECT_EQ(*ParseRoundedDecimal("0.30000000000000004", 9), 300000000);
   EXPECT_EQ(*ParseRoundedDecimal("27537.000000000123", 9), 27537000000000);

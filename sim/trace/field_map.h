@@ -40,6 +40,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "sim/trace/trace_request.h"
 
 namespace kvblocks::sim {
 
@@ -76,6 +77,7 @@ struct MapField {
   MapTo to;
   int exponent = 0;  // of times: digits behind the point that are nanoseconds
   bool is_text = false;
+  std::string TraceRequest::*text = nullptr;  // where texts go that are nothing more
 };
 
 // A field and the column that it is read from.

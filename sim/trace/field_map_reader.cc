@@ -13,9 +13,9 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "sim/trace/decimal.h"
 #include "sim/trace/field_map.h"
-#include "sim/trace/format_detection.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/line_rows.h"
 #include "sim/trace/row_source.h"
@@ -46,16 +46,15 @@ absl::StatusOr<int64_t> IdOfHexHash(std::string_view text) {
 // is finished. Without a preset the map is a user's.
 class FieldMapReader : public LineRows {
  public:
-  FieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-                 const FieldPreset* preset, std::vector<Mapping> map)
-      : LineRows(std::move(source), options, log, preset != nullptr ? preset->format : "fields"),
+  FieldMapReader(RowInput& input, const FieldPreset* preset, std::vector<Mapping> map)
+      : LineRows(input),
         preset_(preset),
         map_(std::move(map)),
         block_size_rule_(HasField(map_, MapTo::kIds) || HasField(map_, MapTo::kHexIds)
-                             ? options.trace_block_size
+                             ? input.options.trace_block_size
                              : 0,
                          preset != nullptr ? preset->block_tokens : 0, &info_),
-        tokens_(options.bytes_per_token) {
+        tokens_(input.options.bytes_per_token) {
     if (preset != nullptr && !preset->zero_output.empty()) {
       info_.notes["zero_output"] = std::string(preset->zero_output);
     }
@@ -133,6 +132,7 @@ class FieldMapReader : public LineRows {
     // Numbers that are too large a length are known as such behind the reader.
     const int64_t max_length = is_preset() ? kAnyNumber : kMaxTraceLength;
     TraceRequest& r = row_.request;
+    if (field.text != nullptr) return Text(text, &(r.*field.text));
     switch (field.to) {
       case MapTo::kInput:
         return Whole(text, 0, max_length, &r.input_length);
@@ -143,24 +143,20 @@ class FieldMapReader : public LineRows {
         return Time(text, field.exponent, &row_.timestamp_ns);
       case MapTo::kDate: {
         row_.has_timestamp = true;
-        absl::StatusOr<absl::Time> time = ParseAzureTimestamp(text);
-        if (!time.ok()) return time.status();
-        time_ = *time;
+        KVBLOCKS_ASSIGN_OR_RETURN(time_, ParseAzureTimestamp(text));
         time_text_ = std::string(text);
         return absl::OkStatus();
       }
       case MapTo::kUnix: {
         row_.has_timestamp = true;
         int64_t ns = 0;
-        if (absl::Status status = Time(text, field.exponent, &ns); !status.ok()) return status;
+        KVBLOCKS_RETURN_IF_ERROR(Time(text, field.exponent, &ns));
         time_ = absl::FromUnixNanos(ns);
         time_text_ = std::string(text);
         return absl::OkStatus();
       }
       case MapTo::kIds:
         return Ids(text, &r.content_ids);
-      case MapTo::kId:
-        return Text(text, &r.id);
       case MapTo::kSession:
         session_.text = std::string(text);
         session_.is_integer = absl::SimpleAtoi(View(text), &session_.integer);
@@ -175,14 +171,6 @@ class FieldMapReader : public LineRows {
         return Whole(text, 0, kMaxTraceLength, &r.min_tokens);
       case MapTo::kEncoderTokens:
         return Whole(text, 0, kMaxTraceLength, &r.encoder_tokens.emplace());
-      case MapTo::kTenant:
-        return Text(text, &r.tenant);
-      case MapTo::kSloClass:
-        return Text(text, &r.slo_class);
-      case MapTo::kAdapter:
-        return Text(text, &r.adapter);
-      case MapTo::kSalt:
-        return Text(text, &r.salt);
       case MapTo::kThink:
         has_think_ = true;
         return Time(text, field.exponent, &r.think_ns);
@@ -193,9 +181,8 @@ class FieldMapReader : public LineRows {
       case MapTo::kBlockTokens:
         return Whole(text, 1, kMaxTraceLength, &block_tokens_);
       case MapTo::kHexIds: {
-        absl::StatusOr<int64_t> id = IdOfHexHash(text);
-        if (id.ok()) r.content_ids.push_back(*id);
-        return id.status();
+        KVBLOCKS_ASSIGN_OR_RETURN(r.content_ids.emplace_back(), IdOfHexHash(text));
+        return absl::OkStatus();
       }
       case MapTo::kPrompt: {
         std::vector<uint32_t> tokens;
@@ -203,11 +190,9 @@ class FieldMapReader : public LineRows {
         r.content_ids.assign(tokens.begin(), tokens.end());
         return absl::OkStatus();
       }
-      case MapTo::kModel:
-      case MapTo::kLogType:
-        break;
+      default:  // texts, and what rows are selected by
+        return absl::OkStatus();
     }
-    return absl::OkStatus();
   }
 
   bool is_text_ = false;  // the prompt of the row being read
@@ -271,11 +256,10 @@ class FieldMapReader : public LineRows {
   }
 
   absl::Status Time(std::string_view text, int exponent, int64_t* out) const {
-    absl::StatusOr<int64_t> ns = is_preset() && !preset_->rounds_times
-                                     ? ParseScaledDecimal(text, exponent)
-                                     : ParseRoundedDecimal(text, exponent);
-    if (ns.ok()) *out = *ns;
-    return ns.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(*out, is_preset() && !preset_->rounds_times
+                                        ? ParseScaledDecimal(text, exponent)
+                                        : ParseRoundedDecimal(text, exponent));
+    return absl::OkStatus();
   }
 
   static absl::Status Ids(std::string_view text, std::vector<int64_t>* ids) {
@@ -319,18 +303,16 @@ class FieldMapReader : public LineRows {
 
 class CsvFieldMapReader final : public FieldMapReader {
  public:
-  CsvFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                    RowLog* log, const FieldPreset* preset, std::vector<Mapping> map)
-      : FieldMapReader(std::move(source), options, log, preset, std::move(map)),
-        filters_{{{MapTo::kModel, "--model-filter", options.model_filter},
-                  {MapTo::kLogType, "--log-type", options.log_type}}} {}
+  CsvFieldMapReader(RowInput& input, const FieldPreset* preset, std::vector<Mapping> map)
+      : FieldMapReader(input, preset, std::move(map)),
+        filters_{{{MapTo::kModel, "--model-filter", input.options.model_filter},
+                  {MapTo::kLogType, "--log-type", input.options.log_type}}} {}
 
   // To be called before ReadAhead.
   absl::Status Open() {
     Line line;
-    absl::StatusOr<bool> has_header = ReadHeader(&line);
-    if (!has_header.ok()) return has_header.status();
-    std::string problem = table_.SetHeader(*has_header ? line.text : std::string_view());
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool has_header, ReadHeader(&line));
+    std::string problem = table_.SetHeader(has_header ? line.text : std::string_view());
     std::vector<Mapping> there;
     for (const Mapping& mapping : map()) {
       const size_t column = table_.ColumnOf(mapping.column);
@@ -349,7 +331,7 @@ class CsvFieldMapReader final : public FieldMapReader {
                              ", expected a trace with a column to select by");
     }
     if (problem.empty()) return absl::OkStatus();
-    return absl::InvalidArgumentError(RowError(*log(), *has_header ? line.number : 1, problem));
+    return absl::InvalidArgumentError(RowError(*log(), has_header ? line.number : 1, problem));
   }
 
  private:
@@ -390,10 +372,9 @@ class CsvFieldMapReader final : public FieldMapReader {
 
 class JsonFieldMapReader final : public FieldMapReader {
  public:
-  JsonFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                     RowLog* log, const FieldPreset* preset, std::vector<Mapping> map_of_fields)
-      : FieldMapReader(std::move(source), options, log, preset, std::move(map_of_fields)),
-        fields_(Fields(), log,
+  JsonFieldMapReader(RowInput& input, const FieldPreset* preset, std::vector<Mapping> map_of_fields)
+      : FieldMapReader(input, preset, std::move(map_of_fields)),
+        fields_(Fields(), input.log,
                 preset != nullptr ? preset->ignored : std::vector<std::string_view>()) {}
 
  private:
@@ -407,8 +388,7 @@ class JsonFieldMapReader final : public FieldMapReader {
 
   void Parse(std::string_view text) override {
     Begin();
-    fields_.Begin(&row_.request, problems_);
-    if (fields_.ParseLine(text)) Finish(false);
+    if (fields_.ParseLine(text, &row_.request, problems_)) Finish(false);
   }
 
   absl::Status Read(size_t index, JsonValue& value) {
@@ -458,44 +438,35 @@ class JsonFieldMapReader final : public FieldMapReader {
   JsonFields fields_;
 };
 
-OpenedRows OpenFieldMap(bool is_json, std::unique_ptr<ByteSource> source,
-                        const TraceReaderOptions& options, RowLog* log, const FieldPreset* preset,
+OpenedRows OpenFieldMap(bool is_json, RowInput& input, const FieldPreset* preset,
                         std::vector<Mapping> map) {
   if (is_json) {
-    return OpenLineRows<JsonFieldMapReader>(std::move(source), options, log, preset,
-                                            std::move(map));
+    return OpenLineRows<JsonFieldMapReader>(input, preset, std::move(map));
   }
-  auto reader = std::make_unique<CsvFieldMapReader>(std::move(source), options, log, preset,
-                                                    std::move(map));
-  if (absl::Status status = reader->Open(); !status.ok()) return status;
-  if (absl::Status status = reader->ReadAhead(); !status.ok()) return status;
-  return std::unique_ptr<RowSource>(std::move(reader));
+  auto reader = std::make_unique<CsvFieldMapReader>(input, preset, std::move(map));
+  KVBLOCKS_RETURN_IF_ERROR(reader->Open());
+  KVBLOCKS_RETURN_IF_ERROR(reader->ReadAhead());
+  return reader;
 }
 
 }  // namespace
 
-OpenedRows MakePresetReader(const std::string& format, std::unique_ptr<ByteSource> source,
-                            const TraceReaderOptions& options, RowLog* log) {
-  const FieldPreset& preset = *FindFieldPreset(format);
-  absl::StatusOr<std::vector<Mapping>> map = ParseFieldMap(preset.fields, true);
-  if (!map.ok()) return map.status();
-  return OpenFieldMap(!preset.shapes.empty(), std::move(source), options, log, &preset,
-                      *std::move(map));
+OpenedRows MakePresetReader(RowInput& input) {
+  const FieldPreset& preset = *FindFieldPreset(input.format);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto map, ParseFieldMap(preset.fields, true));
+  return OpenFieldMap(!preset.shapes.empty(), input, &preset, std::move(map));
 }
 
-OpenedRows MakeFieldMapReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                              RowLog* log) {
-  absl::StatusOr<std::vector<Mapping>> map = ParseFieldMap(options.fields, false);
-  if (!map.ok()) return map.status();
-  if (HasField(*map, MapTo::kIds) && options.trace_block_size <= 0) {
-    return BadFieldMap(options.fields, "--trace-block-size with ids: tokens per id");
+OpenedRows MakeFieldMapReader(RowInput& input) {
+  const std::string& fields = input.options.fields;
+  KVBLOCKS_ASSIGN_OR_RETURN(auto map, ParseFieldMap(fields, false));
+  if (HasField(map, MapTo::kIds) && input.options.trace_block_size <= 0) {
+    return BadFieldMap(fields, "--trace-block-size with ids: tokens per id");
   }
-  absl::StatusOr<std::string> head =
-      PeekHead(&source, static_cast<size_t>(std::max<int64_t>(options.max_line_bytes, 64)));
-  if (!head.ok()) return StreamError(*log, head.status(), "line", 0);
-  const size_t first = head->find_first_not_of(" \t\r\n\xef\xbb\xbf");
-  const bool is_json = first != std::string::npos && (*head)[first] == '{';
-  return OpenFieldMap(is_json, std::move(source), options, log, nullptr, *std::move(map));
+  KVBLOCKS_ASSIGN_OR_RETURN(const std::string head, PeekHead(input));
+  const size_t first = head.find_first_not_of(" \t\r\n\xef\xbb\xbf");
+  const bool is_json = first != std::string::npos && head[first] == '{';
+  return OpenFieldMap(is_json, input, nullptr, std::move(map));
 }
 
 }  // namespace kvblocks::sim

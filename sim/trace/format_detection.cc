@@ -1,5 +1,3 @@
-#include "sim/trace/format_detection.h"
-
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -10,40 +8,15 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
 #include "sim/gen/workload_spec.h"
 #include "sim/trace/field_map.h"
 #include "sim/trace/json_fields.h"
-#include "sim/trace/measurement.h"
-#include "sim/trace/native_reader.h"
+#include "sim/trace/record_stream.h"
 #include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
-
-class PeekedSource : public ByteSource {
- public:
-  PeekedSource(std::string head, std::unique_ptr<ByteSource> rest)
-      : head_(std::move(head)), rest_(std::move(rest)) {}
-
-  absl::StatusOr<size_t> Read(char* out, size_t size) override {
-    if (position_ == head_.size()) return rest_->Read(out, size);
-    const size_t n = std::min(size, head_.size() - position_);
-    std::memcpy(out, head_.data() + position_, n);
-    position_ += n;
-    if (position_ == head_.size()) {
-      head_ = std::string();
-      position_ = 0;
-    }
-    return n;
-  }
-  int64_t bytes_read() const override { return rest_->bytes_read(); }
-  int64_t bytes_total() const override { return rest_->bytes_total(); }
-
- private:
-  std::string head_;
-  size_t position_ = 0;
-  std::unique_ptr<ByteSource> rest_;
-};
 
 bool Contains(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -190,38 +163,33 @@ std::string_view DetectCsv(std::string_view text) {
   return "";
 }
 
-OpenedRows MakeNative(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                      RowLog* log) {
-  return MakeNativeReader(std::move(source), options, log);
-}
-
 struct FormatRow {
   const char* name;
-  MakeReader* make = nullptr;  // null: a preset of fields, or a measurement
+  MakeReader* make;
 };
 constexpr std::array<FormatRow, 23> kFormatRows = {{
     {"mooncake", MakeMooncakeReader},
-    {"azure"},
+    {"azure", MakePresetReader},
     {"coding", MakeCodingSessionReader},
-    {"native", MakeNative},
+    {"native", MakeNativeReader},
     {"native-text", MakeNativeTextReader},
     {"workload", MakeWorkloadReader},
     {"ragpulse", MakeRagPulseReader},
     {"bailian", MakeBailianReader},
-    {"burstgpt"},
-    {"vidur"},
+    {"burstgpt", MakePresetReader},
+    {"vidur", MakePresetReader},
     {"llmservingsim", MakeLlmServingSimReader},
     {"dynamo", MakeDynamoReader},
-    {"lmcache"},
-    {"aiperf", MakeAiperfReader},
+    {"lmcache", MakePresetReader},
+    {"aiperf", MakeMooncakeReader},
     {"applied-compute", MakeAppliedComputeReader},
     {"tracelab", MakeTraceLabReader},
     {"sharegpt", MakeShareGptReader},
-    {"vllm-custom"},
-    {"aiperf-profile"},
-    {"vllm-bench"},
-    {"request-log"},
-    {"otel-genai"},
+    {"vllm-custom", MakePresetReader},
+    {"aiperf-profile", MakeMeasurementReader},
+    {"vllm-bench", MakeMeasurementReader},
+    {"request-log", MakeMeasurementReader},
+    {"otel-genai", MakeMeasurementReader},
     {"fields", MakeFieldMapReader},
 }};
 
@@ -299,23 +267,28 @@ absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& fi
 }
 
 absl::StatusOr<std::string> PeekHead(std::unique_ptr<ByteSource>* source, size_t max_bytes) {
-  std::string head;
-  std::string chunk(64 * 1024, '\0');
+  auto ahead = std::make_unique<BufferedSource>(std::move(*source));
   FirstLine line;
-  while (head.size() < max_bytes) {
-    // A native file is recognised by its first bytes and may have no line end for long.
-    if (head.substr(0, kNativeMagic.size()) == kNativeMagic) break;
-    if (head.size() >= FirstLine::kByteOrderMark.size()) {
-      if (line.Find(head)) break;
-      // An array may be the whole file in one line.
-      if (line.BeginsWith(head, '[')) break;
+  for (bool more = true; more && ahead->bytes().size() < max_bytes;) {
+    const std::string_view head = ahead->bytes();
+    // A native file is recognised by its first bytes and may have no line end for long, and an
+    // array may be the whole file in one line.
+    if (head.starts_with(kNativeMagic)) break;
+    if (head.size() >= FirstLine::kByteOrderMark.size() &&
+        (line.Find(head) || line.BeginsWith(head, '['))) {
+      break;
     }
-    absl::StatusOr<size_t> n = (*source)->Read(chunk.data(), chunk.size());
-    if (!n.ok()) return n.status();
-    if (*n == 0) break;
-    head.append(chunk, 0, *n);
+    KVBLOCKS_ASSIGN_OR_RETURN(more, ahead->ReadMore());
   }
-  *source = std::make_unique<PeekedSource>(head, std::move(*source));
+  std::string head(ahead->bytes());
+  *source = std::move(ahead);
+  return head;
+}
+
+absl::StatusOr<std::string> PeekHead(RowInput& input) {
+  const auto most = static_cast<size_t>(std::max<int64_t>(input.options.max_line_bytes, 64));
+  auto head = PeekHead(&input.source, most);
+  if (!head.ok()) return StreamError(*input.log, head.status(), "line", 0);
   return head;
 }
 
@@ -328,19 +301,16 @@ const std::vector<std::string>& TraceFormats() {
   return *names;
 }
 
-OpenedRows MakeReaderOfFormat(const std::string& format, std::unique_ptr<ByteSource> source,
-                              const TraceReaderOptions& options, RowLog* log) {
-  for (const FormatRow& row : kFormatRows) {
-    if (row.name != format) continue;
-    if (absl::Status status = CheckOptionsOfFormats(format, options); !status.ok()) return status;
-    if (row.make != nullptr) return row.make(std::move(source), options, log);
-    return IsMeasurementFormat(format)
-               ? MakeMeasurementReader(std::move(source), format, options, log)
-               : MakePresetReader(format, std::move(source), options, log);
+OpenedRows MakeReaderOfFormat(RowInput& input) {
+  const auto row = std::find_if(kFormatRows.begin(), kFormatRows.end(),
+                                [&](const FormatRow& r) { return r.name == input.format; });
+  if (row == kFormatRows.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("--trace-format: got ", Shown(input.format),
+                                                   ", expected auto, ",
+                                                   absl::StrJoin(TraceFormats(), ", ")));
   }
-  return absl::InvalidArgumentError(absl::StrCat("--trace-format: got ", Shown(format),
-                                                 ", expected auto, ",
-                                                 absl::StrJoin(TraceFormats(), ", ")));
+  KVBLOCKS_RETURN_IF_ERROR(CheckOptionsOfFormats(input.format, input.options));
+  return row->make(input);
 }
 
 }  // namespace kvblocks::sim

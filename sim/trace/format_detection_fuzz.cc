@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "sim/trace/format_detection.h"
+#include "sim/trace/row_source.h"
 #include "tests/fuzz/fuzz_input.h"
 
 namespace {

@@ -24,9 +24,9 @@ constexpr int64_t kBailianBlockTokens = 16;
 
 class BailianReader : public LineRows {
  public:
-  BailianReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log)
-      : LineRows(std::move(source), options, log, "bailian"),
-        is_closed_loop_(options.closed_loop),
+  explicit BailianReader(RowInput& input)
+      : LineRows(input),
+        is_closed_loop_(input.options.closed_loop),
         fields_({{"chat_id", By(&JsonValue::ReadName, &row_.request.id)},
                  {"parent_chat_id", By(&JsonValue::ReadId, &parent_)},
                  {"timestamp", By(&JsonValue::ReadDecimal, 9, &row_.timestamp_ns)},
@@ -35,9 +35,9 @@ class BailianReader : public LineRows {
                  {"turn", Whole(1, kMaxTraceLength, &turn_)},
                  {"hash_ids", By(&JsonValue::ReadHashes, &row_.request.content_ids)},
                  {"type", By(&JsonValue::ReadString, &row_.request.slo_class)}},
-                log) {
-    info_.block_tokens =
-        options.trace_block_size > 0 ? options.trace_block_size : kBailianBlockTokens;
+                input.log) {
+    const int64_t given = input.options.trace_block_size;
+    info_.block_tokens = given > 0 ? given : kBailianBlockTokens;
   }
 
   std::string dialect() const override { return is_closed_loop_ ? "closed loop" : ""; }
@@ -52,9 +52,8 @@ class BailianReader : public LineRows {
   void Parse(std::string_view text) override {
     parent_ = JsonId();
     turn_ = 1;
-    fields_.Begin(&row_.request, problems_);
-    if (!fields_.ParseLine(
-            text, {"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})) {
+    if (!fields_.ParseLine(text, &row_.request, problems_,
+                           {"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})) {
       return;
     }
     if (parent_.is_integer && parent_.integer < 0) parent_.text.clear();
@@ -104,10 +103,10 @@ constexpr int64_t kDynamoBlockTokens = 64;
 
 class DynamoReader : public LineRows {
  public:
-  DynamoReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log)
-      : LineRows(std::move(source), options, log, "dynamo"),
-        is_closed_loop_(options.closed_loop),
-        block_size_rule_(options.trace_block_size, kDynamoBlockTokens, &info_),
+  explicit DynamoReader(RowInput& input)
+      : LineRows(input),
+        is_closed_loop_(input.options.closed_loop),
+        block_size_rule_(input.options.trace_block_size, kDynamoBlockTokens, &info_),
         fields_({{"schema", By(&JsonValue::ReadString, &schema_)},
                  {"event_type", By(&JsonValue::ReadString, &event_type_)},
                  {"event_time_unix_ms", Whole(0, kMostMs, &event_ms_)},
@@ -115,14 +114,13 @@ class DynamoReader : public LineRows {
                  {"agent_context.parent_session_id", By(&JsonValue::ReadId, &parent_)},
                  {"request.request_id", By(&JsonValue::ReadName, &row_.request.id)},
                  {"request.request_received_ms", Whole(0, kMostMs, &received_ms_)},
-                 {"request.output_tokens",
-                  By(&JsonValue::ReadLength, &row_.request.output_length)},
+                 {"request.output_tokens", By(&JsonValue::ReadLength, &row_.request.output_length)},
                  {"request.replay.trace_block_size", Whole(1, kMaxTraceLength, &block_size_)},
                  {"request.replay.input_length",
                   By(&JsonValue::ReadLength, &row_.request.input_length)},
                  {"request.replay.input_sequence_hashes",
                   By(&JsonValue::ReadHashes, &row_.request.content_ids)}},
-                log, {"event_source", "request.model", "request.input_tokens"}) {}
+                input.log, {"event_source", "request.model", "request.input_tokens"}) {}
 
   std::string dialect() const override {
     std::string text = is_closed_loop_ ? "closed loop" : "arrivals as recorded";
@@ -141,8 +139,7 @@ class DynamoReader : public LineRows {
   void Parse(std::string_view text) override {
     schema_.clear();
     event_type_.clear();
-    fields_.Begin(&row_.request, problems_);
-    if (!fields_.ParseLine(text)) return;
+    if (!fields_.ParseLine(text, &row_.request, problems_)) return;
     if (fields_.Seen("event_type") && event_type_ != "request_end") {
       // Events of other kinds have other fields, whatever these hold.
       problems_->clear();
@@ -214,14 +211,8 @@ class DynamoReader : public LineRows {
 
 }  // namespace
 
-OpenedRows MakeBailianReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                             RowLog* log) {
-  return OpenLineRows<BailianReader>(std::move(source), options, log);
-}
+OpenedRows MakeBailianReader(RowInput& input) { return OpenLineRows<BailianReader>(input); }
 
-OpenedRows MakeDynamoReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                            RowLog* log) {
-  return OpenLineRows<DynamoReader>(std::move(source), options, log);
-}
+OpenedRows MakeDynamoReader(RowInput& input) { return OpenLineRows<DynamoReader>(input); }
 
 }  // namespace kvblocks::sim

@@ -54,7 +54,9 @@ void JsonFields::Bad(ProblemKind kind, std::string_view text) {
       kind, *at_, where_.empty() ? std::string(text) : absl::StrCat(where_, View(text))));
 }
 
-bool JsonFields::ParseLine(std::string_view text) {
+bool JsonFields::ParseLine(std::string_view text, const TraceRequest* at,
+                           std::vector<TraceProblem>* problems, std::string where) {
+  Begin(at, problems, std::move(where));
   int64_t column = 0;
   const absl::Status status = json_.ForEachField(
       text, LineReader::kPadding,
@@ -65,7 +67,13 @@ bool JsonFields::ParseLine(std::string_view text) {
   return false;
 }
 
-absl::Status JsonFields::ReadObject(JsonValue& value) {
+absl::Status JsonFields::ReadObject(JsonValue& value, const TraceRequest* at,
+                                    std::vector<TraceProblem>* problems, std::string where) {
+  Begin(at, problems, std::move(where));
+  return ReadFields(value);
+}
+
+absl::Status JsonFields::ReadFields(JsonValue& value) {
   return value.ReadObject(
       [&](std::string_view key, JsonValue& inner) { return OnField(key, inner); });
 }
@@ -92,7 +100,7 @@ absl::Status JsonFields::OnField(std::string_view key, JsonValue& value) {
   if (index == fields_.size()) {
     const size_t size = prefix_.size();
     prefix_ = absl::StrCat(name, ".");
-    const absl::Status status = ReadObject(value);
+    const absl::Status status = ReadFields(value);
     prefix_.resize(size);
     // Problems within the object were reported under their own names.
     return status.code() == absl::StatusCode::kInvalidArgument ? Note(name, status) : status;

@@ -3,8 +3,7 @@
 //   JsonFields fields({{"timestamp", By(&JsonValue::ReadDecimal, 6, &ns)},
 //                      {"created_time", "timestamp"},
 //                      {"request.id", By(&JsonValue::ReadName, &id)}}, log);
-//   fields.Begin(&row->request, problems);
-//   if (fields.ParseLine(text)) fields.Require({"timestamp"});
+//   if (fields.ParseLine(text, &row->request, problems)) fields.Require({"timestamp"});
 //
 // A name with a point goes down into an object. A field may have another name; both in one object,
 // or one of them twice, is a problem. null means absent. Fields that are not in the table are
@@ -129,17 +128,18 @@ class JsonFields {
   JsonFields(std::vector<Field> fields, const RowLog* log,
              std::vector<std::string_view> ignored = {});
 
-  // Problems of what is read next are in the row `at`, and begin with `where`.
-  void Begin(const TraceRequest* at, std::vector<TraceProblem>* problems, std::string where = "");
-  // A whole line, padded as LineReader does. A line that is not one JSON object is a problem with
-  // its column, and false.
-  bool ParseLine(std::string_view text);
+  // A whole line, padded as LineReader does. Problems are in the row `at`, and begin with `where`. A
+  // line that is not one JSON object is a problem with its column, and false.
+  bool ParseLine(std::string_view text, const TraceRequest* at, std::vector<TraceProblem>* problems,
+                 std::string where = "");
   // The same, and whether there is no problem at all, missing fields included.
-  bool ParseLine(std::string_view text, std::initializer_list<std::string_view> required) {
-    return ParseLine(text) && Require(required) && problems_->empty();
+  bool ParseLine(std::string_view text, const TraceRequest* at, std::vector<TraceProblem>* problems,
+                 std::initializer_list<std::string_view> required) {
+    return ParseLine(text, at, problems) && Require(required) && problems_->empty();
   }
   // An object within a line.
-  absl::Status ReadObject(JsonValue& value);
+  absl::Status ReadObject(JsonValue& value, const TraceRequest* at,
+                          std::vector<TraceProblem>* problems, std::string where = "");
 
   bool Seen(std::string_view path) const { return (seen_ >> IndexOf(path) & 1) != 0; }
   // What is not there and must be is a problem. True: nothing is missing.
@@ -151,6 +151,8 @@ class JsonFields {
   const std::vector<Field>& fields() const { return fields_; }
 
  private:
+  void Begin(const TraceRequest* at, std::vector<TraceProblem>* problems, std::string where);
+  absl::Status ReadFields(JsonValue& value);
   absl::Status OnField(std::string_view key, JsonValue& value);
   size_t IndexOf(std::string_view path) const;
   absl::Status Skip(std::string_view key, JsonValue& value);

@@ -1,10 +1,11 @@
-#include "sim/trace/json_fields.h"
-
+#include <cctype>
 #include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "sim/trace/decimal.h"
+#include "sim/trace/json_fields.h"
 #include "sim/trace/trace_request.h"
 #include "simdjson.h"
 
@@ -35,36 +36,14 @@ std::string Raw(od::value& value) {
   return std::string(token.substr(0, kShown)) + (token.size() > kShown ? "..." : "");
 }
 
-// -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?
 bool IsJsonNumber(std::string_view text) {
-  size_t i = 0;
-  const auto digits = [&] {
-    const size_t begin = i;
-    while (i < text.size() && text[i] >= '0' && text[i] <= '9') ++i;
-    return i - begin;
-  };
-  if (i < text.size() && text[i] == '-') ++i;
-  const size_t whole = i;
-  const size_t num_whole = digits();
-  if (num_whole == 0 || (num_whole > 1 && text[whole] == '0')) return false;
-  if (i < text.size() && text[i] == '.') {
-    ++i;
-    if (digits() == 0) return false;
-  }
-  if (i < text.size() && (text[i] == 'e' || text[i] == 'E')) {
-    ++i;
-    if (i < text.size() && (text[i] == '+' || text[i] == '-')) ++i;
-    if (digits() == 0) return false;
-  }
-  return i == text.size();
+  const std::string_view whole = text.substr(text.starts_with('-') ? 1 : 0);
+  const bool has_leading_zero = whole.size() > 1 && whole[0] == '0' && std::isdigit(whole[1]) != 0;
+  return IsDecimal(text) && !has_leading_zero;
 }
 
 absl::Status Wrong(od::value& value, const std::string& expected) {
   return absl::InvalidArgumentError(absl::StrCat("got ", Raw(value), ", expected ", expected));
-}
-
-std::string RangeText(int64_t min, int64_t max) {
-  return absl::StrCat("a whole number from ", min, " to ", max);
 }
 
 // Calls read(element) for each element of an array.
@@ -78,7 +57,7 @@ absl::Status ForEachElement(od::value& value, const char* expected, Read read) {
   for (auto element : array) {
     od::value inner;
     if (auto error = element.get(inner)) return NotJson(error);
-    if (absl::Status status = read(inner); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(read(inner));
   }
   return absl::OkStatus();
 }
@@ -92,7 +71,7 @@ absl::Status ForEachFieldOf(od::object& object, Read read) {
     std::string_view key;
     if (auto error = field.unescaped_key().get(key)) return NotJson(error);
     od::value inner = field.value();
-    if (absl::Status status = read(key, inner); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(read(key, inner));
   }
   return absl::OkStatus();
 }
@@ -143,26 +122,16 @@ template <typename Parse>
 absl::Status ReadNumber(od::value& value, int exponent, Parse parse, int64_t* out) {
   if (!IsNumber(value)) return Wrong(value, "a number");
   const std::string_view token = Token(value);
-  absl::StatusOr<int64_t> scaled = parse(token, exponent);
-  if (!scaled.ok()) return scaled.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const int64_t scaled, parse(token, exponent));
   if (!IsJsonNumber(token)) return Wrong(value, "a JSON number");
-  *out = *scaled;
+  *out = scaled;
   return absl::OkStatus();
 }
 
-absl::Status ReadIdFrom(od::value& value, JsonId* out) {
-  *out = JsonId();
-  if (IsNumber(value)) {
-    if (value.get_int64().get(out->integer)) {
-      return Wrong(value, "a string or a whole number below 2^63");
-    }
-    out->is_integer = true;
-    out->text = absl::StrCat(out->integer);
-    return absl::OkStatus();
-  }
+absl::Status ReadStringFrom(od::value& value, const char* expected, std::string* out) {
   std::string_view text;
-  if (value.get_string().get(text)) return Wrong(value, "a string or a whole number");
-  out->text = std::string(text);
+  if (value.get_string().get(text)) return Wrong(value, expected);
+  *out = std::string(text);
   return absl::OkStatus();
 }
 
@@ -199,7 +168,7 @@ absl::Status JsonValue::Skip() { return SkipValue(ValueOf(value_), 1); }
 absl::Status JsonValue::ReadInteger(int64_t min, int64_t max, int64_t* out) {
   od::value& value = ValueOf(value_);
   if (value.get_int64().get(*out) || *out < min || *out > max) {
-    return Wrong(value, RangeText(min, max));
+    return Wrong(value, absl::StrCat("a whole number from ", min, " to ", max));
   }
   return absl::OkStatus();
 }
@@ -214,32 +183,34 @@ absl::Status JsonValue::ReadRounded(int exponent, int64_t* out) {
 
 absl::Status JsonValue::ReadText(std::string* out) {
   od::value& value = ValueOf(value_);
-  if (IsNumber(value)) {
-    const std::string_view token = Token(value);
-    if (!IsJsonNumber(token)) return Wrong(value, "a JSON number");
-    *out = std::string(token);
-    return absl::OkStatus();
-  }
-  std::string_view text;
-  if (value.get_string().get(text)) return Wrong(value, "a string or a number");
-  *out = std::string(text);
+  if (!IsNumber(value)) return ReadStringFrom(value, "a string or a number", out);
+  const std::string_view token = Token(value);
+  if (!IsJsonNumber(token)) return Wrong(value, "a JSON number");
+  *out = std::string(token);
   return absl::OkStatus();
 }
 
 absl::Status JsonValue::ReadString(std::string* out) {
-  std::string_view text;
-  if (ValueOf(value_).get_string().get(text)) return Wrong(ValueOf(value_), "a string");
-  *out = std::string(text);
+  return ReadStringFrom(ValueOf(value_), "a string", out);
+}
+
+absl::Status JsonValue::ReadId(JsonId* out) {
+  od::value& value = ValueOf(value_);
+  *out = JsonId();
+  if (!IsNumber(value)) return ReadStringFrom(value, "a string or a whole number", &out->text);
+  if (value.get_int64().get(out->integer)) {
+    return Wrong(value, "a string or a whole number below 2^63");
+  }
+  out->is_integer = true;
+  out->text = absl::StrCat(out->integer);
   return absl::OkStatus();
 }
 
-absl::Status JsonValue::ReadId(JsonId* out) { return ReadIdFrom(ValueOf(value_), out); }
-
 absl::Status JsonValue::ReadName(std::string* out) {
   JsonId id;
-  absl::Status status = ReadId(&id);
-  if (status.ok()) *out = std::move(id.text);
-  return status;
+  KVBLOCKS_RETURN_IF_ERROR(ReadId(&id));
+  *out = std::move(id.text);
+  return absl::OkStatus();
 }
 
 absl::Status JsonValue::ReadLength(int64_t* out) { return ReadInteger(0, kMaxTraceLength, out); }
@@ -263,9 +234,7 @@ absl::Status JsonValue::ReadUint32s(std::vector<uint32_t>* out) {
   constexpr int64_t kMax = std::numeric_limits<uint32_t>::max();
   return ForEachElement(ValueOf(value_), "a list of whole numbers", [&](od::value& element) {
     int64_t number;
-    if (element.get_int64().get(number) || number < 0 || number > kMax) {
-      return Wrong(element, RangeText(0, kMax));
-    }
+    KVBLOCKS_RETURN_IF_ERROR(JsonValue(&element).ReadInteger(0, kMax, &number));
     out->push_back(static_cast<uint32_t>(number));
     return absl::OkStatus();
   });

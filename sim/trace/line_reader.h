@@ -4,7 +4,7 @@
 // longer than the limit is reported as such and skipped without being held, however long it is.
 //
 // Always: Line::text is valid until the next call and is followed by at least kPadding readable
-// bytes. Memory: twice the longest line, at most max_line_bytes plus one 256 KiB chunk.
+// bytes. Memory: twice the longest line, at most twice max_line_bytes and one 256 KiB chunk.
 
 #ifndef KVBLOCKS_SIM_TRACE_LINE_READER_H_
 #define KVBLOCKS_SIM_TRACE_LINE_READER_H_
@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <memory>
 #include <string_view>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "sim/trace/byte_source.h"
@@ -29,7 +28,7 @@ struct Line {
 
 class LineReader {
  public:
-  static constexpr size_t kPadding = 64;
+  static constexpr size_t kPadding = BufferedSource::kPadding;
 
   LineReader(std::unique_ptr<ByteSource> source, int64_t max_line_bytes);
 
@@ -38,19 +37,13 @@ class LineReader {
   absl::StatusOr<bool> Next(Line* line);
 
   int64_t line_number() const { return line_number_; }
-  const ByteSource& source() const { return *source_; }
+  const ByteSource& source() const { return source_; }
 
  private:
-  absl::Status ReadMore();
-  bool Deliver(size_t length, size_t end_length, Line* line);
+  bool Deliver(size_t skipped, size_t length, Line* line);
 
-  std::unique_ptr<ByteSource> source_;
-  size_t max_line_bytes_;
-  std::vector<char> buffer_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
-  size_t skipped_ = 0;  // bytes dropped of a line that is too long
-  bool ended_ = false;
+  BufferedSource source_;
+  const size_t max_line_bytes_;
   int64_t line_number_ = 0;
 };
 

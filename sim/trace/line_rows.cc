@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/civil_time.h"
+#include "checks/ceil_div.h"
 #include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
@@ -42,14 +43,11 @@ bool IsTimestamp(std::string_view text) {
 
 }  // namespace
 
-LineRows::LineRows(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                   RowLog* log, std::string_view format)
-    : LineRows(std::make_unique<RowLines>(std::move(source), options, log), log, format) {}
-
-LineRows::LineRows(std::unique_ptr<RowRecords> records, RowLog* log, std::string_view format)
-    : records_(std::move(records)), log_(log) {
-  info_.format = std::string(format);
-  info_.name = NameOfFile(*log);
+LineRows::LineRows(RowInput& input, std::unique_ptr<RowRecords> records)
+    : records_(records != nullptr ? std::move(records) : std::make_unique<RowLines>(input)),
+      log_(input.log) {
+  info_.format = input.format;
+  info_.name = NameOfFile(*log_);
 }
 
 absl::Status LineRows::ReadAhead() {
@@ -65,12 +63,11 @@ absl::Status LineRows::ReadAhead() {
 
 absl::StatusOr<bool> LineRows::ReadHeader(Line* line) {
   TraceProblem problem;
-  absl::StatusOr<RowOutcome> got = records_->Next(line, &problem);
-  if (!got.ok()) return got.status();
-  if (*got == RowOutcome::kBad) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const RowOutcome got, records_->Next(line, &problem));
+  if (got == RowOutcome::kBad) {
     return absl::InvalidArgumentError(ProblemMessage(log_->file, problem));
   }
-  return *got == RowOutcome::kRow;
+  return got == RowOutcome::kRow;
 }
 
 absl::StatusOr<RowOutcome> LineRows::Next(RawRow* row, std::vector<TraceProblem>* problems) {
@@ -163,8 +160,7 @@ void SetConversationContent(TraceRequest* request) {
 }
 
 int64_t PseudoTokens::NumberOf(std::string_view text) const {
-  const int64_t size = static_cast<int64_t>(text.size());
-  return size / bytes_per_token_ + (size % bytes_per_token_ != 0 ? 1 : 0);
+  return CeilDiv(static_cast<int64_t>(text.size()), bytes_per_token_);
 }
 
 void PseudoTokens::AppendText(std::string_view text, std::vector<uint32_t>* tokens) const {

@@ -23,6 +23,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "checks/status_macros.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/row_source.h"
 
@@ -30,10 +31,8 @@ namespace kvblocks::sim {
 
 class LineRows : public RowSource {
  public:
-  LineRows(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-           std::string_view format);
-  // For records that are not lines.
-  LineRows(std::unique_ptr<RowRecords> records, RowLog* log, std::string_view format);
+  // `records`: other ones than the lines of the input.
+  explicit LineRows(RowInput& input, std::unique_ptr<RowRecords> records = nullptr);
 
   // Reads up to the first good row, but not beyond kMostPending bad ones.
   absl::Status ReadAhead();
@@ -179,10 +178,10 @@ class DayClock {
 
 // What most Make...Reader functions do.
 template <typename Reader, typename... Args>
-absl::StatusOr<std::unique_ptr<RowSource>> OpenLineRows(Args&&... args) {
-  auto reader = std::make_unique<Reader>(std::forward<Args>(args)...);
-  if (absl::Status status = reader->ReadAhead(); !status.ok()) return status;
-  return std::unique_ptr<RowSource>(std::move(reader));
+OpenedRows OpenLineRows(RowInput& input, Args&&... args) {
+  auto reader = std::make_unique<Reader>(input, std::forward<Args>(args)...);
+  KVBLOCKS_RETURN_IF_ERROR(reader->ReadAhead());
+  return reader;
 }
 
 }  // namespace kvblocks::sim

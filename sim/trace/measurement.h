@@ -30,13 +30,10 @@
 #define KVBLOCKS_SIM_TRACE_MEASUREMENT_H_
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "sim/trace/byte_source.h"
-#include "sim/trace/row_source.h"
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
@@ -78,22 +75,15 @@ struct Measurement {
 // or one of the above), max_errors, skip_bad_rows and the limits on lines and windows count. Bad
 // rows are errors of the form that OpenTrace gives. A file without a successful request is an
 // error.
+//
+// As a trace (OpenTrace) such a file is a workload of lengths: arrivals are the starts, outputs the
+// lengths that were made. Requests that failed are left out and counted as not selected; a file
+// without starts has all requests arrive at 0.
 absl::StatusOr<Measurement> ReadMeasurement(const std::string& path,
                                             const TraceReaderOptions& options);
 // The same for content in memory; `name` stands for the file in messages.
 absl::StatusOr<Measurement> ReadMeasurementString(std::string content, const std::string& name,
                                                   const TraceReaderOptions& options);
-
-// Whether a trace format of these names is a measurement.
-bool IsMeasurementFormat(std::string_view format);
-
-// The same files as workloads of lengths: arrivals are the starts, outputs the lengths that were
-// made. Requests that failed are left out and counted as not selected; a file without starts has
-// all requests arrive at 0. `log` must outlive the result.
-absl::StatusOr<std::unique_ptr<RowSource>> MakeMeasurementReader(std::unique_ptr<ByteSource> source,
-                                                                 const std::string& format,
-                                                                 const TraceReaderOptions& options,
-                                                                 RowLog* log);
 
 }  // namespace kvblocks::sim
 

@@ -27,6 +27,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/line_rows.h"
 #include "sim/trace/row_source.h"
@@ -38,12 +39,11 @@ constexpr int64_t kMooncakeBlockTokens = 512;
 
 class MooncakeReader : public LineRows {
  public:
-  MooncakeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-                 bool is_conversation)
-      : LineRows(std::move(source), options, log, is_conversation ? "aiperf" : "mooncake"),
-        is_conversation_(is_conversation),
-        override_block_size_(is_conversation ? 0 : options.trace_block_size),
-        fields_(Fields(), log) {
+  explicit MooncakeReader(RowInput& input)
+      : LineRows(input),
+        is_conversation_(input.format == "aiperf"),
+        override_block_size_(is_conversation_ ? 0 : input.options.trace_block_size),
+        fields_(Fields(), input.log) {
     info_.block_tokens = override_block_size_ > 0 ? override_block_size_ : kMooncakeBlockTokens;
     if (is_conversation_) SetConversationInfo(&info_);
   }
@@ -102,8 +102,7 @@ class MooncakeReader : public LineRows {
   void Parse(std::string_view text) override {
     block_size_ = -1;
     hash_ids_.clear();
-    fields_.Begin(&row_.request, problems_);
-    if (!fields_.ParseLine(text)) return;
+    if (!fields_.ParseLine(text, &row_.request, problems_)) return;
     fields_.Require({"input_length", "output_length"});
     if (is_conversation_) {
       CheckNoContent();
@@ -172,7 +171,7 @@ class MooncakeReader : public LineRows {
 
   absl::Status ReadDelay(JsonValue& value) {
     int64_t ns = 0;
-    if (absl::Status status = value.ReadDecimal(kMsToNs, &ns); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(value.ReadDecimal(kMsToNs, &ns));
     int64_t& sum = row_.request.think_ns;
     if (__builtin_add_overflow(sum, ns, &sum)) {
       return absl::InvalidArgumentError("got a sum of delays above 2^63 ns, expected less");
@@ -194,14 +193,6 @@ class MooncakeReader : public LineRows {
 
 }  // namespace
 
-OpenedRows MakeMooncakeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                              RowLog* log) {
-  return OpenLineRows<MooncakeReader>(std::move(source), options, log, false);
-}
-
-OpenedRows MakeAiperfReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                            RowLog* log) {
-  return OpenLineRows<MooncakeReader>(std::move(source), options, log, true);
-}
+OpenedRows MakeMooncakeReader(RowInput& input) { return OpenLineRows<MooncakeReader>(input); }
 
 }  // namespace kvblocks::sim

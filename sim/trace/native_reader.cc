@@ -1,5 +1,3 @@
-#include "sim/trace/native_reader.h"
-
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -10,12 +8,13 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "google/protobuf/io/tokenizer.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/text_format.h"
 #include "google/protobuf/unknown_field_set.h"
-#include "sim/trace/format_detection.h"
 #include "sim/trace/record_stream.h"
+#include "sim/trace/row_source.h"
 #include "sim/trace/trace.pb.h"
 
 namespace kvblocks::sim {
@@ -36,18 +35,16 @@ std::string UnknownFieldsOf(const google::protobuf::Message& message) {
 
 class NativeReader : public RowSource {
  public:
-  NativeReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-               std::string dialect)
-      : stream_(std::move(source), std::min(options.max_line_bytes, kMostRecordBytes)),
-        log_(log),
+  NativeReader(RowInput& input, std::string dialect)
+      : stream_(std::move(input.source), std::min(input.options.max_line_bytes, kMostRecordBytes)),
+        log_(input.log),
         dialect_(std::move(dialect)),
         window_(kDefaultCopyWindow, kDefaultCopyWindowIds) {}
 
   absl::Status Open() {
     if (absl::Status status = stream_.Start(); !status.ok()) return Damage(status);
-    absl::StatusOr<bool> more = NextRecord();
-    if (!more.ok()) return more.status();
-    if (!*more || !record_.has_header()) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, NextRecord());
+    if (!more || !record_.has_header()) {
       return Damage(
           absl::DataLossError("first record: got none or another one, expected a header"));
     }
@@ -56,9 +53,8 @@ class NativeReader : public RowSource {
 
   absl::StatusOr<RowOutcome> Next(RawRow* row, std::vector<TraceProblem>* problems) override {
     while (!ended_) {
-      absl::StatusOr<bool> more = NextRecord();
-      if (!more.ok()) return more.status();
-      if (!*more) {
+      KVBLOCKS_ASSIGN_OR_RETURN(const bool more, NextRecord());
+      if (!more) {
         return Damage(absl::DataLossError(absl::StrCat("truncated file: got ", num_requests_,
                                                        " requests and no footer, "
                                                        "expected a footer at the end")));
@@ -78,7 +74,7 @@ class NativeReader : public RowSource {
           }
           break;
         case pb::Record::kFooter:
-          if (absl::Status status = TakeFooter(); !status.ok()) return status;
+          KVBLOCKS_RETURN_IF_ERROR(TakeFooter());
           break;
         case pb::Record::kHeader:
           return Damage(absl::DataLossError("record: got a second header, expected one"));
@@ -108,9 +104,10 @@ class NativeReader : public RowSource {
   }
 
   absl::StatusOr<bool> NextRecord() {
-    absl::StatusOr<bool> more = stream_.Next(&bytes_);
+    std::string_view bytes;
+    absl::StatusOr<bool> more = stream_.Next(&bytes);
     if (!more.ok()) return Damage(more.status());
-    if (*more && !record_.ParseFromString(bytes_)) {
+    if (*more && !record_.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
       return Damage(absl::DataLossError("record: got bytes that do not parse, expected a Record"));
     }
     return more;
@@ -144,8 +141,8 @@ class NativeReader : public RowSource {
     info_.unknown_fields = UnknownFieldsOf(header);
     int64_t requests = kDefaultCopyWindow;
     int64_t ids = kDefaultCopyWindowIds;
-    if (absl::Status s = ReadNote("copy_window", kMostCopyWindow, &requests); !s.ok()) return s;
-    if (absl::Status s = ReadNote("copy_window_ids", kMostCopyWindowIds, &ids); !s.ok()) return s;
+    KVBLOCKS_RETURN_IF_ERROR(ReadNote("copy_window", kMostCopyWindow, &requests));
+    KVBLOCKS_RETURN_IF_ERROR(ReadNote("copy_window_ids", kMostCopyWindowIds, &ids));
     window_ = IdWindow(requests, ids);
     return absl::OkStatus();
   }
@@ -170,7 +167,7 @@ class NativeReader : public RowSource {
     if (__builtin_add_overflow(arrival_ns_, from.arrival_delta_ns(), &arrival_ns_)) {
       return Damage(absl::DataLossError("arrival: got a sum beyond 64 bits, expected less"));
     }
-    if (absl::Status status = DecodeIds(from, &to.content_ids); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(DecodeIds(from, &to.content_ids));
     window_.Push(to.content_ids, [](int64_t) {});
     ++num_requests_;
     input_tokens_ += from.input_length();
@@ -268,21 +265,22 @@ class NativeReader : public RowSource {
 
   absl::Status TakeFooter() {
     const pb::Footer footer = record_.footer();
-    const auto check = [&](const char* what, uint64_t got, uint64_t expected) {
-      if (got == expected) return absl::OkStatus();
+    for (const auto& [what, got, expected] :
+         {std::tuple("num_requests", footer.num_requests(), static_cast<uint64_t>(num_requests_)),
+          std::tuple("input_tokens", footer.input_tokens(), input_tokens_),
+          std::tuple("output_tokens", footer.output_tokens(), output_tokens_),
+          std::tuple("xxh64_of_records", footer.xxh64_of_records(),
+                     stream_.hash_before_record())}) {
+      if (got == expected) continue;
       return Damage(absl::DataLossError(absl::StrCat("footer ", what, ": got ", got, ", expected ",
                                                      expected, ", which the records give")));
-    };
-    const uint64_t hash = stream_.hash_before_record();
-    const uint64_t requests = static_cast<uint64_t>(num_requests_);
-    if (auto s = check("num_requests", footer.num_requests(), requests); !s.ok()) return s;
-    if (auto s = check("input_tokens", footer.input_tokens(), input_tokens_); !s.ok()) return s;
-    if (auto s = check("output_tokens", footer.output_tokens(), output_tokens_); !s.ok()) return s;
-    if (auto s = check("xxh64_of_records", footer.xxh64_of_records(), hash); !s.ok()) return s;
-    absl::StatusOr<bool> more = stream_.Next(&bytes_);
+    }
+    std::string_view bytes;
+    const absl::StatusOr<bool> more = stream_.Next(&bytes);
     if (!more.ok()) return Damage(more.status());
-    if (*more)
+    if (*more) {
       return Damage(absl::DataLossError("end: got a record after the footer, expected none"));
+    }
     ended_ = true;
     return absl::OkStatus();
   }
@@ -292,7 +290,6 @@ class NativeReader : public RowSource {
   const std::string dialect_;
   TraceInfo info_;
   IdWindow window_;
-  std::string bytes_;
   pb::Record record_;
   std::vector<std::string> strings_ = {""};
   size_t string_bytes_ = 0;
@@ -317,24 +314,15 @@ class FirstError : public google::protobuf::io::ErrorCollector {
   std::string message_;
 };
 
-void AppendRecord(const pb::Record& record, std::string* out, RecordHash* hash) {
-  const std::string bytes = record.SerializeAsString();
-  std::string prefix;
-  AppendRecordLength(bytes.size(), &prefix);
-  hash->Add(prefix);
-  hash->Add(bytes);
-  *out += prefix + bytes;
+OpenedRows OpenNative(RowInput& input, const char* dialect) {
+  auto reader = std::make_unique<NativeReader>(input, dialect);
+  KVBLOCKS_RETURN_IF_ERROR(reader->Open());
+  return reader;
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeNativeReader(std::unique_ptr<ByteSource> source,
-                                                            const TraceReaderOptions& options,
-                                                            RowLog* log, std::string dialect) {
-  auto reader = std::make_unique<NativeReader>(std::move(source), options, log, std::move(dialect));
-  if (absl::Status status = reader->Open(); !status.ok()) return status;
-  return std::unique_ptr<RowSource>(std::move(reader));
-}
+OpenedRows MakeNativeReader(RowInput& input) { return OpenNative(input, "version 1"); }
 
 absl::StatusOr<std::string> NativeTextToBinary(std::string_view text, const std::string& file) {
   RowLog log;
@@ -369,71 +357,35 @@ absl::StatusOr<std::string> NativeTextToBinary(std::string_view text, const std:
                        ", expected one Record per block, blocks separated by blank lines")));
     }
     block.clear();
-    if (record.has_footer()) {
-      has_footer = true;
-      AppendRecord(record, &out, &hash);
-      continue;
-    }
+    has_footer = has_footer || record.has_footer();
     if (record.has_request()) {
       pb::Footer& sums = *footer.mutable_footer();
       sums.set_num_requests(sums.num_requests() + 1);
       sums.set_input_tokens(sums.input_tokens() + record.request().input_length());
       sums.set_output_tokens(sums.output_tokens() + record.request().output_length());
     }
-    AppendRecord(record, &out, &hash);
+    AppendRecord(record.SerializeAsString(), &out, &hash);
   }
   if (!has_footer) {
     footer.mutable_footer()->set_xxh64_of_records(hash.value());
-    AppendRecord(footer, &out, &hash);
+    AppendRecord(footer.SerializeAsString(), &out, &hash);
   }
   return out;
 }
 
-absl::StatusOr<std::string> NativeBinaryToText(std::string_view binary, const std::string& file) {
-  RecordStream stream(ByteSourceOfString(std::string(binary)), int64_t{1} << 30);
-  absl::Status status = stream.Start();
-  std::string text;
-  std::string bytes;
-  while (status.ok()) {
-    absl::StatusOr<bool> more = stream.Next(&bytes);
-    status = more.status();
-    if (!status.ok() || !*more) break;
-    pb::Record record;
-    std::string block;
-    if (!record.ParseFromString(bytes) ||
-        !google::protobuf::TextFormat::PrintToString(record, &block)) {
-      status = absl::DataLossError("record: got bytes that do not parse, expected a Record");
-      break;
-    }
-    absl::StrAppend(&text, text.empty() ? "" : "\n", block);
+OpenedRows MakeNativeTextReader(RowInput& input) {
+  const int64_t most = input.options.max_line_bytes;
+  const absl::StatusOr<std::string> text = ReadUpTo(most, *input.source);
+  if (!text.ok()) return StreamError(*input.log, text.status(), "line", 0);
+  if (static_cast<int64_t>(text->size()) > most) {
+    return absl::InvalidArgumentError(
+        RowError(*input.log, 1,
+                 absl::StrCat("native text: got more than ", most,
+                              " bytes, expected a small file (use the binary form)")));
   }
-  if (status.ok()) return text;
-  RowLog log;
-  log.file = file;
-  return StreamError(log, status, "record", stream.record_number());
-}
-
-absl::StatusOr<std::unique_ptr<RowSource>> MakeNativeTextReader(std::unique_ptr<ByteSource> source,
-                                                                const TraceReaderOptions& options,
-                                                                RowLog* log) {
-  std::string text;
-  std::string chunk(64 * 1024, '\0');
-  while (true) {
-    absl::StatusOr<size_t> n = source->Read(chunk.data(), chunk.size());
-    if (!n.ok()) return StreamError(*log, n.status(), "line", 0);
-    if (*n == 0) break;
-    text.append(chunk, 0, *n);
-    if (static_cast<int64_t>(text.size()) > options.max_line_bytes) {
-      return absl::InvalidArgumentError(
-          RowError(*log, 1,
-                   absl::StrCat("native text: got more than ", options.max_line_bytes,
-                                " bytes, expected a small file (use the binary form)")));
-    }
-  }
-  absl::StatusOr<std::string> binary = NativeTextToBinary(text, log->file);
-  if (!binary.ok()) return binary.status();
-  return MakeNativeReader(ByteSourceOfString(*std::move(binary)), options, log,
-                          "version 1, text form");
+  KVBLOCKS_ASSIGN_OR_RETURN(std::string binary, NativeTextToBinary(*text, input.log->file));
+  input.source = ByteSourceOfString(std::move(binary));
+  return OpenNative(input, "version 1, text form");
 }
 
 }  // namespace kvblocks::sim

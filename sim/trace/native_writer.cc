@@ -7,13 +7,13 @@
 #include "absl/numeric/int128.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "google/protobuf/io/coded_stream.h"
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "google/protobuf/message.h"
 #include "google/protobuf/unknown_field_set.h"
 #include "sim/trace/content_keys.h"
 #include "sim/trace/convert.h"
-#include "sim/trace/format_detection.h"
 #include "sim/trace/record_stream.h"
 #include "sim/trace/trace.pb.h"
 
@@ -55,7 +55,7 @@ class NativeWriter : public TraceWriter {
     (*header.mutable_notes())["copy_window"] = absl::StrCat(options_.copy_window);
     (*header.mutable_notes())["copy_window_ids"] = absl::StrCat(options_.copy_window_ids);
     header.GetReflection()->MutableUnknownFields(&header)->ParseFromString(info.unknown_fields);
-    if (absl::Status status = sink_->Write(kNativeMagic); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(sink_->Write(kNativeMagic));
     return Put(record);
   }
 
@@ -99,10 +99,8 @@ class NativeWriter : public TraceWriter {
     to.GetReflection()->MutableUnknownFields(&to)->ParseFromString(request.unknown_fields);
     EncodeIds(request.content_ids, &to);
 
-    if (strings.has_strings()) {
-      if (absl::Status status = Put(strings); !status.ok()) return status;
-    }
-    if (absl::Status status = Put(record); !status.ok()) return status;
+    if (strings.has_strings()) KVBLOCKS_RETURN_IF_ERROR(Put(strings));
+    KVBLOCKS_RETURN_IF_ERROR(Put(record));
     position_of_row_[request.row] = num_requests_;
     arrival_ns_ = request.arrival_ns;
     ++num_requests_;
@@ -118,7 +116,7 @@ class NativeWriter : public TraceWriter {
     footer.set_input_tokens(input_tokens_);
     footer.set_output_tokens(output_tokens_);
     footer.set_xxh64_of_records(hash_.value());
-    if (absl::Status status = Put(record); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(Put(record));
     return sink_->Close();
   }
 
@@ -132,12 +130,9 @@ class NativeWriter : public TraceWriter {
       coded.SetSerializationDeterministic(true);
       record.SerializeToCodedStream(&coded);
     }
-    std::string prefix;
-    AppendRecordLength(bytes.size(), &prefix);
-    hash_.Add(prefix);
-    hash_.Add(bytes);
-    if (absl::Status status = sink_->Write(prefix); !status.ok()) return status;
-    return sink_->Write(bytes);
+    std::string framed;
+    AppendRecord(bytes, &framed, &hash_);
+    return sink_->Write(framed);
   }
 
   uint64_t NumberOf(const std::string& id) {

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "checks/status_macros.h"
 #include "sim/trace/decimal.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/line_rows.h"
@@ -52,20 +55,14 @@ using RagLengths = std::array<absl::flat_hash_map<int64_t, int64_t>, kRagKinds.s
 
 // A comma-separated list of all kinds, each once.
 absl::StatusOr<std::vector<size_t>> ParseRagOrder(std::string_view text) {
-  std::vector<size_t> order;
-  std::string_view rest = text;
-  while (true) {
-    const size_t comma = std::min(rest.find(','), rest.size());
-    const std::string_view name = rest.substr(0, comma);
-    for (size_t kind = 0; kind < kRagKinds.size(); ++kind) {
-      const bool is_new = std::find(order.begin(), order.end(), kind) == order.end();
-      if (kRagKinds[kind].name == name && is_new) order.push_back(kind);
-    }
-    if (comma == rest.size()) break;
-    rest.remove_prefix(comma + 1);
+  std::vector<size_t> order, all(kRagKinds.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  for (const absl::string_view name : absl::StrSplit(View(text), ',')) {
+    const auto kind = std::find_if(kRagKinds.begin(), kRagKinds.end(),
+                                   [&](const RagKind& k) { return View(k.name) == name; });
+    order.push_back(static_cast<size_t>(kind - kRagKinds.begin()));
   }
-  const auto commas = std::count(text.begin(), text.end(), ',');
-  if (order.size() == kRagKinds.size() && commas == kRagKinds.size() - 1) return order;
+  if (std::is_permutation(order.begin(), order.end(), all.begin(), all.end())) return order;
   return absl::InvalidArgumentError(
       absl::StrCat("--rag-order: got ", Shown(text),
                    ", expected sys_prompt, passages, history, web_search and user_input in some "
@@ -101,10 +98,10 @@ absl::StatusOr<std::unique_ptr<ByteSource>> OpenSideFile(std::string_view name,
 absl::Status ReadRagLengths(size_t kind, const TraceReaderOptions& options, const RowLog& trace_log,
                             absl::flat_hash_map<int64_t, int64_t>* lengths) {
   RowLog log;
-  absl::StatusOr<std::unique_ptr<ByteSource>> source =
-      OpenSideFile(kRagKinds[kind].file, options, trace_log, &log.file);
-  if (!source.ok()) return source.status();
-  RowLines lines(*std::move(source), options, &log);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto source,
+                            OpenSideFile(kRagKinds[kind].file, options, trace_log, &log.file));
+  RowInput input{std::move(source), options, &log};
+  RowLines lines(input);
   int64_t id = 0, length = 0;
   JsonFields fields({{kRagKinds[kind].id, Whole(0, kMostRagIds - 1, &id)},
                      {"token_length", Whole(0, kMostRagLength - 1, &length)}},
@@ -113,17 +110,14 @@ absl::Status ReadRagLengths(size_t kind, const TraceReaderOptions& options, cons
   while (true) {
     Line line;
     TraceProblem problem;
-    absl::StatusOr<RowOutcome> got = lines.Next(&line, &problem);
-    if (!got.ok()) return got.status();
-    if (*got == RowOutcome::kEnd) return absl::OkStatus();
+    KVBLOCKS_ASSIGN_OR_RETURN(const RowOutcome got, lines.Next(&line, &problem));
+    if (got == RowOutcome::kEnd) return absl::OkStatus();
     TraceRequest at;
     at.line = line.number;
-    if (*got == RowOutcome::kBad) {
+    if (got == RowOutcome::kBad) {
       problems.push_back(problem);
-    } else {
-      fields.Begin(&at, &problems);
-      fields.ParseLine(line.text);
-      if (problems.empty()) fields.Require({kRagKinds[kind].id, "token_length"});
+    } else if (fields.ParseLine(line.text, &at, &problems) && problems.empty()) {
+      fields.Require({kRagKinds[kind].id, "token_length"});
     }
     if (problems.empty() && !lengths->try_emplace(id, length).second) {
       fields.Bad(ProblemKind::kDuplicateId,
@@ -138,13 +132,12 @@ absl::Status ReadRagLengths(size_t kind, const TraceReaderOptions& options, cons
 
 class RagPulseReader : public LineRows {
  public:
-  RagPulseReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log,
-                 std::vector<size_t> order, RagLengths lengths)
-      : LineRows(std::move(source), options, log, "ragpulse"),
+  RagPulseReader(RowInput& input, std::vector<size_t> order, RagLengths lengths)
+      : LineRows(input),
         order_(std::move(order)),
         lengths_(std::move(lengths)),
-        rag_order_(options.rag_order),
-        fields_(Fields(), log) {
+        rag_order_(input.options.rag_order),
+        fields_(Fields(), input.log) {
     info_.block_tokens = 1;
     info_.notes["rag_order"] = rag_order_;
   }
@@ -166,8 +159,7 @@ class RagPulseReader : public LineRows {
 
   void Parse(std::string_view text) override {
     for (auto& ids : ids_) ids.clear();
-    fields_.Begin(&row_.request, problems_);
-    if (!fields_.ParseLine(text)) return;
+    if (!fields_.ParseLine(text, &row_.request, problems_)) return;
     fields_.Require({"timestamp", "input_length", "output_length"});
     const bool has_components =
         std::any_of(ids_.begin(), ids_.end(), [](const auto& ids) { return !ids.empty(); });
@@ -183,10 +175,9 @@ class RagPulseReader : public LineRows {
 
   absl::Status ReadTime(JsonValue& value) {
     std::string text;
-    if (absl::Status status = value.ReadText(&text); !status.ok()) return status;
-    absl::StatusOr<int64_t> ns = ParseScaledDecimal(text, 9);
-    if (ns.ok()) row_.timestamp_ns = *ns;
-    return ns.status();
+    KVBLOCKS_RETURN_IF_ERROR(value.ReadText(&text));
+    KVBLOCKS_ASSIGN_OR_RETURN(row_.timestamp_ns, ParseScaledDecimal(text, 9));
+    return absl::OkStatus();
   }
 
   bool CheckLengths(const TraceRequest& r) {
@@ -245,18 +236,13 @@ class RagPulseReader : public LineRows {
 
 }  // namespace
 
-OpenedRows MakeRagPulseReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                              RowLog* log) {
-  absl::StatusOr<std::vector<size_t>> order = ParseRagOrder(options.rag_order);
-  if (!order.ok()) return order.status();
+OpenedRows MakeRagPulseReader(RowInput& input) {
+  KVBLOCKS_ASSIGN_OR_RETURN(auto order, ParseRagOrder(input.options.rag_order));
   RagLengths lengths;
   for (size_t kind = 0; kind < kRagKinds.size(); ++kind) {
-    if (absl::Status status = ReadRagLengths(kind, options, *log, &lengths[kind]); !status.ok()) {
-      return status;
-    }
+    KVBLOCKS_RETURN_IF_ERROR(ReadRagLengths(kind, input.options, *input.log, &lengths[kind]));
   }
-  return OpenLineRows<RagPulseReader>(std::move(source), options, log, *std::move(order),
-                                      std::move(lengths));
+  return OpenLineRows<RagPulseReader>(input, std::move(order), std::move(lengths));
 }
 
 }  // namespace kvblocks::sim

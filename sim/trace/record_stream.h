@@ -1,7 +1,7 @@
 // RecordStream: the length-delimited records of a native trace, with the running hash that its
 // footer states.
 //
-// Memory: the longest record, and never more than twice the bytes that are really there.
+// Memory: twice the longest record, and never more than twice the bytes that are really there.
 
 #ifndef KVBLOCKS_SIM_TRACE_RECORD_STREAM_H_
 #define KVBLOCKS_SIM_TRACE_RECORD_STREAM_H_
@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,9 @@
 #include "sim/trace/byte_source.h"
 
 namespace kvblocks::sim {
+
+// With which a native trace begins.
+inline constexpr std::string_view kNativeMagic = "KVTRACE1";
 
 // The varint length before a record.
 void AppendRecordLength(uint64_t length, std::string* out);
@@ -30,12 +34,15 @@ class RecordHash {
   RecordHash(const RecordHash&) = delete;
   RecordHash& operator=(const RecordHash&) = delete;
 
-  void Add(const std::string& bytes);
+  void Add(std::string_view bytes);
   uint64_t value() const;
 
  private:
   void* state_;
 };
+
+// Appends a record behind its length and adds both to the hash.
+void AppendRecord(std::string_view record, std::string* out, RecordHash* hash);
 
 class RecordStream {
  public:
@@ -43,24 +50,21 @@ class RecordStream {
 
   // Reads the magic; an error if it is not there.
   absl::Status Start();
-  // The next record without its length; false at the end of the stream. Errors lack the file's
-  // name.
-  absl::StatusOr<bool> Next(std::string* record);
+  // The next record without its length, valid until the next call; false at the end of the stream.
+  // Errors lack the file's name.
+  absl::StatusOr<bool> Next(std::string_view* record);
 
   uint64_t hash_before_record() const { return hash_before_record_; }
   int64_t record_number() const { return record_number_; }  // of the last record, from 1
   int64_t record_offset() const { return record_offset_; }  // its first byte, uncompressed
-  const ByteSource& source() const { return *source_; }
+  const ByteSource& source() const { return source_; }
 
  private:
-  absl::StatusOr<bool> Byte(char* byte);
-  absl::Status Fill(size_t want, std::string* out);
+  // The next bytes of the stream.
+  absl::StatusOr<std::string_view> Take(size_t size);
 
-  std::unique_ptr<ByteSource> source_;
-  uint64_t max_record_bytes_;
-  std::string buffer_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
+  BufferedSource source_;
+  const uint64_t max_record_bytes_;
   int64_t offset_ = 0;
   int64_t record_number_ = 0;
   int64_t record_offset_ = 0;

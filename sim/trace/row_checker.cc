@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "checks/ceil_div.h"
 #include "sim/trace/content_keys.h"
 #include "sim/trace/decimal.h"
 
@@ -22,13 +23,14 @@ RowChecker::RowChecker(const TraceReaderOptions& options, const TraceInfo& info,
       info_(info),
       log_(log) {}
 
-void RowChecker::Bad(ProblemKind kind, const TraceRequest& request, std::string_view text) {
-  problems_->push_back(RowProblem(kind, request, text));
+void RowChecker::Bad(ProblemKind kind, std::string_view text) {
+  problems_->push_back(RowProblem(kind, *request_, text));
 }
 
 bool RowChecker::Check(RawRow* row, const ArrivalBound& bound,
                        std::vector<TraceProblem>* problems) {
   TraceRequest& request = row->request;
+  request_ = &request;
   problems_ = problems;
   arrivals_.resize(static_cast<size_t>(request.row) + 1, -1);
   CheckLengths(request);
@@ -99,15 +101,14 @@ void RowChecker::CheckLengths(const TraceRequest& request) {
         std::pair("min_tokens", request.min_tokens),
         std::pair("encoder_tokens", request.encoder_tokens.value_or(0))}) {
     if (length < 0 || length > kMaxTraceLength) {
-      Bad(ProblemKind::kLength, request,
+      Bad(ProblemKind::kLength,
           absl::StrCat(name, ": got ", length, ", expected 0 to ", kMaxTraceLength));
     }
   }
   if (problems_->size() != before) return;
   if (input + output > kMaxTraceLength) {
-    Bad(ProblemKind::kLength, request,
-        absl::StrCat("input plus output length: got ", input + output, ", expected at most ",
-                     kMaxTraceLength));
+    Bad(ProblemKind::kLength, absl::StrCat("input plus output length: got ", input + output,
+                                           ", expected at most ", kMaxTraceLength));
   }
   CheckNumberOfIds(request);
 }
@@ -118,21 +119,21 @@ void RowChecker::CheckNumberOfIds(const TraceRequest& request) {
   const int64_t num_ids = static_cast<int64_t>(request.content_ids.size());
   const int64_t bt = info_.block_tokens;
   if (bt == 0 && num_ids > 0) {
-    Bad(ProblemKind::kContentIds, request,
+    Bad(ProblemKind::kContentIds,
         absl::StrCat("content ids: got ", num_ids,
                      ", expected none (block size 0 means lengths only)"));
   }
   if (bt == 1 && num_ids != input) {
-    Bad(ProblemKind::kContentIds, request,
+    Bad(ProblemKind::kContentIds,
         absl::StrCat("token ids: got ", num_ids, ", expected ", input, ", the input length",
                      request.ids_cover_output ? " plus the output length" : "",
                      " (fewer would shorten the prompt)"));
   }
   if (bt > 1) {
     const int64_t full = input / bt;
-    const int64_t all = full + (input % bt != 0 ? 1 : 0);
+    const int64_t all = CeilDiv(input, bt);
     if (num_ids != full && num_ids != all) {
-      Bad(ProblemKind::kContentIds, request,
+      Bad(ProblemKind::kContentIds,
           absl::StrCat("number of block ids: got ", num_ids, ", expected ", all,
                        full == all ? "" : absl::StrCat(" or ", full), " for ", input,
                        " tokens in blocks of ", bt, " (--trace-block-size)"));
@@ -140,12 +141,12 @@ void RowChecker::CheckNumberOfIds(const TraceRequest& request) {
   }
   const int64_t num_output_ids = static_cast<int64_t>(request.output_ids.size());
   if (num_output_ids != 0 && num_output_ids != request.output_length) {
-    Bad(ProblemKind::kOutputIds, request,
+    Bad(ProblemKind::kOutputIds,
         absl::StrCat("output token ids: got ", num_output_ids, ", expected ", request.output_length,
                      ", the output length"));
   }
   if (num_output_ids != 0 && request.ids_cover_output) {
-    Bad(ProblemKind::kOutputIds, request,
+    Bad(ProblemKind::kOutputIds,
         "output token ids: got them beside sequence_hash_ids, expected one of both");
   }
 }
@@ -156,15 +157,14 @@ void RowChecker::CheckOrder(RawRow* row) {
   request.arrival_ns = row->has_timestamp ? row->timestamp_ns : 0;
   if (!row->has_timestamp) return;
   if (request.arrival_ns < 0) {
-    Bad(ProblemKind::kValue, request,
+    Bad(ProblemKind::kValue,
         absl::StrCat("timestamp: got ", request.arrival_ns, " ns, expected a time from 0 on"));
     return;
   }
   if (require_sorted_ && last_line_ > 0 && row->timestamp_ns < last_timestamp_ns_) {
-    Bad(ProblemKind::kOrder, request,
-        absl::StrCat("timestamp: got ", Ms(row->timestamp_ns), ", expected at least ",
-                     Ms(last_timestamp_ns_), " as on line ", last_line_,
-                     " (kvsim convert --sort)"));
+    Bad(ProblemKind::kOrder, absl::StrCat("timestamp: got ", Ms(row->timestamp_ns),
+                                          ", expected at least ", Ms(last_timestamp_ns_),
+                                          " as on line ", last_line_, " (kvsim convert --sort)"));
   }
 }
 
@@ -175,7 +175,7 @@ void RowChecker::CheckNotTooLate(const TraceRequest& request, const ArrivalBound
       : bound.bytes > 0 ? absl::StrCat("later than rows of ", bound.bytes,
                                        " bytes, the most that is held to sort")
                         : absl::StrCat("more than --reorder=", bound.window, " rows late");
-  Bad(ProblemKind::kOrder, request,
+  Bad(ProblemKind::kOrder,
       absl::StrCat("timestamp: got ", request.arrival_ns, " ns, expected at least ", bound.ns,
                    " ns as on line ", bound.line, " (", why,
                    bound.bytes >= kMostSortedBytes ? "; sort its rows by time before"
@@ -186,7 +186,7 @@ void RowChecker::CheckNotTooLate(const TraceRequest& request, const ArrivalBound
 void RowChecker::CheckName(const TraceRequest& request) {
   const bool named = !request.id.empty();
   if (num_good_ > 0 && named != all_named_) {
-    Bad(ProblemKind::kMixedIds, request,
+    Bad(ProblemKind::kMixedIds,
         named ? absl::StrCat("request_id: got ", Shown(request.id),
                              ", expected none as in the rows before")
               : "field request_id: got nothing, expected one as in the rows before");
@@ -194,7 +194,7 @@ void RowChecker::CheckName(const TraceRequest& request) {
   }
   const auto found = named ? row_of_id_.find(request.id) : row_of_id_.end();
   if (found != row_of_id_.end()) {
-    Bad(ProblemKind::kDuplicateId, request,
+    Bad(ProblemKind::kDuplicateId,
         absl::StrCat("request_id: got ", Shown(request.id), ", also that of row ",
                      found->second + 1, ", expected each id once"));
   }
@@ -203,7 +203,7 @@ void RowChecker::CheckName(const TraceRequest& request) {
 void RowChecker::CheckDependencies(RawRow* row) {
   TraceRequest& request = row->request;
   const size_t before = problems_->size();
-  const auto bad = [&](const std::string& text) { Bad(ProblemKind::kDependency, request, text); };
+  const auto bad = [&](const std::string& text) { Bad(ProblemKind::kDependency, text); };
   for (const std::string& name : row->wait_names) {
     if (!request.id.empty() && name == request.id) {
       bad(absl::StrCat("wait_for: got ", Shown(name), ", the request itself, expected no cycle"));
@@ -236,7 +236,7 @@ void RowChecker::CheckDependencies(RawRow* row) {
   }
   if (problems_->size() != before) return;
   if (!request.has_arrival && latest < 0) {
-    Bad(ProblemKind::kMissingField, request,
+    Bad(ProblemKind::kMissingField,
         "field timestamp: got nothing, expected a time in ms (only a row that waits for another "
         "one may leave it out)");
   }
@@ -281,7 +281,7 @@ void RowChecker::CheckIds(const TraceRequest& request) {
             ", expected one parent per id (",
             ids_are_unique_ ? "--ids-are-unique)" : "the path distinguishes content)");
       };
-      if (ids_are_unique_) return Bad(ProblemKind::kIdParents, request, text());
+      if (ids_are_unique_) return Bad(ProblemKind::kIdParents, text());
       log_->Note(ProblemSeverity::kNote, ProblemKind::kIdParents, request, text);
     } else if (!inserted && before.tokens != tokens && request.ids_cover_output) {
       // A turn ends within a block that the next one fills.

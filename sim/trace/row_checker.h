@@ -59,7 +59,7 @@ class RowChecker {
   void CheckIds(const TraceRequest& request);
   void Accept(RawRow* row);
   void Note(const RawRow& row);
-  void Bad(ProblemKind kind, const TraceRequest& request, std::string_view text);
+  void Bad(ProblemKind kind, std::string_view text);
 
   const bool require_sorted_;
   const bool check_ids_;
@@ -73,7 +73,8 @@ class RowChecker {
   // By id and what the id is local to: the session's number, or 0.
   absl::flat_hash_map<std::pair<uint64_t, int64_t>, IdUse> id_uses_;
   bool has_unchecked_ids_ = false;
-  std::vector<TraceProblem>* problems_ = nullptr;  // of the row being checked
+  const TraceRequest* request_ = nullptr;  // being checked
+  std::vector<TraceProblem>* problems_ = nullptr;
   int64_t num_good_ = 0;
   bool all_named_ = false;  // of the good rows; either all have a request id or none has
   int64_t last_timestamp_ns_ = 0;

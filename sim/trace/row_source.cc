@@ -5,13 +5,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 
 namespace kvblocks::sim {
-namespace {
-
-}  // namespace
-
 void RowLog::Warn(ProblemKind kind, int64_t line, std::string_view text) {
   TraceProblem problem;
   problem.severity = ProblemSeverity::kWarning;
@@ -55,6 +52,17 @@ absl::Status StreamError(const RowLog& log, const absl::Status& status, std::str
                                    " (the last good ", View(unit), " is ", last_good, ")"));
 }
 
+void ErrorList::Add(std::string message, bool is_last) {
+  if (num_++ < most_ || messages_.empty() || is_last) messages_.push_back(std::move(message));
+}
+
+absl::Status ErrorList::status() const {
+  const int64_t more = num_ - static_cast<int64_t>(messages_.size());
+  return absl::InvalidArgumentError(
+      absl::StrCat(absl::StrJoin(messages_, "\n"),
+                   more > 0 ? absl::StrCat("\nand ", more, " more errors") : ""));
+}
+
 std::string NameOfFile(const RowLog& log) {
   return log.file.substr(log.file.find_last_of('/') + 1);
 }
@@ -65,11 +73,10 @@ std::string Shown(std::string_view value) {
                       value.size() > kShown ? "...\"" : "\"");
 }
 
-RowLines::RowLines(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                   RowLog* log)
-    : reader_(std::move(source), options.max_line_bytes),
-      max_line_bytes_(options.max_line_bytes),
-      log_(log) {}
+RowLines::RowLines(RowInput& input)
+    : reader_(std::move(input.source), input.options.max_line_bytes),
+      max_line_bytes_(input.options.max_line_bytes),
+      log_(input.log) {}
 
 absl::StatusOr<RowOutcome> RowLines::Next(Line* line, TraceProblem* problem) {
   while (true) {

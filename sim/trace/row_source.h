@@ -8,6 +8,7 @@
 #ifndef KVBLOCKS_SIM_TRACE_ROW_SOURCE_H_
 #define KVBLOCKS_SIM_TRACE_ROW_SOURCE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -84,11 +85,81 @@ std::string RowError(const RowLog& log, int64_t line, int64_t column, std::strin
 absl::Status StreamError(const RowLog& log, const absl::Status& status, std::string_view unit,
                          int64_t last_good);
 
+// The errors of a file as one status: up to `most` messages, and how many more there are.
+class ErrorList {
+ public:
+  explicit ErrorList(int most) : most_(most) {}
+
+  // The first one is listed, whatever `most`, and so is the last of all.
+  void Add(std::string message, bool is_last = false);
+  bool empty() const { return messages_.empty(); }
+  absl::Status status() const;  // of at least one
+
+ private:
+  int64_t most_;
+  int64_t num_ = 0;
+  std::vector<std::string> messages_;
+};
+
 // The file's name without its folders: what a trace is called if it does not say itself.
 std::string NameOfFile(const RowLog& log);
 
 // At most 60 characters of a value, quoted, with unprintable bytes escaped.
 std::string Shown(std::string_view value);
+
+// The trace formats that can be read: their names, their readers, and which options are theirs
+// alone. What a format means is said where its reader is.
+
+using OpenedRows = absl::StatusOr<std::unique_ptr<RowSource>>;
+
+// What a reader makes rows of; it takes the source. The log must outlive it.
+struct RowInput {
+  std::unique_ptr<ByteSource> source;
+  const TraceReaderOptions& options;
+  RowLog* log;
+  std::string format = {};  // one of TraceFormats()
+};
+using MakeReader = OpenedRows(RowInput& input);
+
+// Of any format; another one is an error, and so is an option of a format that this is not.
+MakeReader MakeReaderOfFormat;
+
+// Of native traces (trace.proto): the binary form, and its text form for tests and cases written by
+// hand: one Record in protobuf text format per block, blocks separated by blank lines. The footer
+// may be left out, and the whole text is held.
+//
+// Whatever the bytes, reading ends with requests, with a message that names the record and its byte
+// offset, or both. A file without footer is truncated; a footer that does not fit the records is
+// damage. Unknown fields of requests and of the header travel along and are written again.
+//
+// Memory: one record (at most max_line_bytes) and the copy window (see record_stream.h), which the
+// file may ask to be at most 2^20 requests and 2^25 ids.
+MakeReader MakeNativeReader, MakeNativeTextReader;
+absl::StatusOr<std::string> NativeTextToBinary(std::string_view text, const std::string& file);
+
+// Of block ids or hashes.
+MakeReader MakeMooncakeReader, MakeBailianReader, MakeDynamoReader, MakeCodingSessionReader,
+    MakeRagPulseReader;
+// Of conversations of which lengths are known.
+MakeReader MakeLlmServingSimReader, MakeAppliedComputeReader, MakeTraceLabReader;
+// Of texts.
+MakeReader MakeShareGptReader;
+// Of columns that --fields or a preset names (field_map.h).
+MakeReader MakeFieldMapReader, MakePresetReader;
+// Of measurements, as workloads (measurement.h).
+MakeReader MakeMeasurementReader;
+// Of a workload in place of a trace: its requests as they are made.
+MakeReader MakeWorkloadReader;
+
+// Which of TraceFormats() a file has, from its first record; its name plays no part. `head` is the
+// file's begin: at least the whole first line that is not blank, unless that is longer than the
+// caller cares to look at or begins with a bracket. Parquet is recognised and refused. `file` is
+// for messages.
+absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& file);
+// Reads the head for DetectFormat (about `max_bytes` at most) and returns it; afterwards *source
+// delivers everything from the first byte again.
+absl::StatusOr<std::string> PeekHead(std::unique_ptr<ByteSource>* source, size_t max_bytes);
+absl::StatusOr<std::string> PeekHead(RowInput& input);
 
 // The records of a text format, one after the other, with LineReader's padding.
 class RowRecords {
@@ -103,7 +174,7 @@ class RowRecords {
 // lines that are too long.
 class RowLines : public RowRecords {
  public:
-  RowLines(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log);
+  explicit RowLines(RowInput& input);
 
   absl::StatusOr<RowOutcome> Next(Line* line, TraceProblem* problem) override;
   ReadProgress progress() const override;
@@ -115,33 +186,6 @@ class RowLines : public RowRecords {
   int64_t first_blank_ = 0;
   int64_t num_blank_ = 0;
 };
-
-// The trace formats that can be read: their names, their readers, and which options are theirs
-// alone. What a format means is said where its reader is.
-
-using OpenedRows = absl::StatusOr<std::unique_ptr<RowSource>>;
-
-// A reader of the format, which is one of TraceFormats(); another one is an error, and so is an
-// option of a format that this is not. `log` must outlive the result.
-OpenedRows MakeReaderOfFormat(const std::string& format, std::unique_ptr<ByteSource> source,
-                              const TraceReaderOptions& options, RowLog* log);
-
-// What a reader makes of a file. `log` must outlive the result.
-using MakeReader = OpenedRows(std::unique_ptr<ByteSource> source,
-                              const TraceReaderOptions& options, RowLog* log);
-// Of block ids or hashes.
-MakeReader MakeMooncakeReader, MakeBailianReader, MakeDynamoReader, MakeCodingSessionReader,
-    MakeRagPulseReader;
-// Of conversations of which lengths are known.
-MakeReader MakeAiperfReader, MakeLlmServingSimReader, MakeAppliedComputeReader, MakeTraceLabReader;
-// Of texts.
-MakeReader MakeShareGptReader;
-// Of columns that --fields or a preset names (field_map.h).
-MakeReader MakeFieldMapReader;
-OpenedRows MakePresetReader(const std::string& format, std::unique_ptr<ByteSource> source,
-                            const TraceReaderOptions& options, RowLog* log);
-// Of a workload in place of a trace: its requests as they are made.
-MakeReader MakeWorkloadReader;
 
 // The most tokens that one record may become where every one of them has an id.
 inline constexpr int64_t kMostTokenIds = int64_t{1} << 24;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "checks/status_macros.h"
 #include "sim/trace/json_fields.h"
 #include "sim/trace/line_rows.h"
 #include "sim/trace/row_source.h"
@@ -28,7 +29,7 @@ namespace {
 // may be is a bad record. Memory: the longest element. Cost: one look at each byte.
 class JsonElements : public RowRecords {
  public:
-  JsonElements(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options, RowLog* log);
+  explicit JsonElements(RowInput& input);
 
   // The line of an element is the physical one on which it begins.
   absl::StatusOr<RowOutcome> Next(Line* line, TraceProblem* problem) override;
@@ -44,12 +45,9 @@ class JsonElements : public RowRecords {
   absl::StatusOr<bool> PeekAfterBlanks(char* c);
   absl::Status Expected(const std::string& got, const char* expected) const;
 
-  std::unique_ptr<ByteSource> source_;
-  size_t max_bytes_;
-  RowLog* log_;
-  std::string buffer_;
-  size_t begin_ = 0;
-  size_t end_ = 0;
+  BufferedSource source_;
+  const size_t max_bytes_;
+  RowLog* const log_;
   bool is_started_ = false;
   bool is_ended_ = false;
   int64_t line_ = 1;    // of the next character
@@ -60,47 +58,38 @@ class JsonElements : public RowRecords {
   std::string element_;
 };
 
-JsonElements::JsonElements(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                           RowLog* log)
-    : source_(std::move(source)),
-      max_bytes_(static_cast<size_t>(std::max<int64_t>(options.max_line_bytes, 1))),
-      log_(log),
-      buffer_(256 * 1024, '\0') {}
+JsonElements::JsonElements(RowInput& input)
+    : source_(std::move(input.source)),
+      max_bytes_(static_cast<size_t>(std::max<int64_t>(input.options.max_line_bytes, 1))),
+      log_(input.log) {}
 
 ReadProgress JsonElements::progress() const {
-  return {source_->bytes_read(), source_->bytes_total()};
+  return {source_.bytes_read(), source_.bytes_total()};
 }
 
 absl::StatusOr<bool> JsonElements::Peek(char* c) {
-  if (begin_ == end_) {
-    absl::StatusOr<size_t> n = source_->Read(buffer_.data(), buffer_.size());
-    if (!n.ok()) {
-      return absl::Status(n.status().code(),
-                          RowError(*log_, line_,
-                                   absl::StrCat(n.status().message(), " (the last good element is ",
-                                                num_elements_, ")")));
-    }
-    begin_ = 0;
-    end_ = *n;
-    if (*n == 0) return false;
+  if (const absl::Status status = source_.Fill(1); !status.ok()) {
+    return absl::Status(status.code(),
+                        RowError(*log_, line_,
+                                 absl::StrCat(status.message(), " (the last good element is ",
+                                              num_elements_, ")")));
   }
-  *c = buffer_[begin_];
+  if (source_.bytes().empty()) return false;
+  *c = source_.bytes()[0];
   return true;
 }
 
 void JsonElements::Step() {
-  if (buffer_[begin_++] == '\n') {
-    ++line_;
-    offset_ = 1;
-  } else {
-    ++offset_;
-  }
+  const bool is_line_end = source_.bytes()[0] == '\n';
+  source_.Consume(1);
+  line_ += is_line_end ? 1 : 0;
+  offset_ = is_line_end ? 1 : offset_ + 1;
 }
 
 absl::StatusOr<bool> JsonElements::PeekAfterBlanks(char* c) {
   while (true) {
-    absl::StatusOr<bool> more = Peek(c);
-    if (!more.ok() || !*more) return more;
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, Peek(c));
+    if (!more) return false;
     const bool is_mark = line_ == 1 && offset_ <= 3 && !is_started_ &&
                          *c == "\xef\xbb\xbf"[static_cast<size_t>(offset_ - 1)];
     if (*c != ' ' && *c != '\t' && *c != '\r' && *c != '\n' && !is_mark) return true;
@@ -117,28 +106,24 @@ absl::Status JsonElements::Expected(const std::string& got, const char* expected
 absl::StatusOr<RowOutcome> JsonElements::Next(Line* line, TraceProblem* problem) {
   if (is_ended_) return RowOutcome::kEnd;
   char c = 0;
-  absl::StatusOr<bool> more = PeekAfterBlanks(&c);
-  if (!more.ok()) return more.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(bool more, PeekAfterBlanks(&c));
   if (!is_started_) {
-    if (!*more || c != '[') return Expected(*more ? Shown({&c, 1}) : "the end", "[ at the begin");
+    if (!more || c != '[') return Expected(more ? Shown({&c, 1}) : "the end", "[ at the begin");
     is_started_ = true;
     Step();
-    more = PeekAfterBlanks(&c);
-    if (!more.ok()) return more.status();
-  } else if (*more && c == ',') {
+    KVBLOCKS_ASSIGN_OR_RETURN(more, PeekAfterBlanks(&c));
+  } else if (more && c == ',') {
     Step();
-    more = PeekAfterBlanks(&c);
-    if (!more.ok()) return more.status();
-    if (*more && c == ']') return Expected("]", "an element after the comma");
-  } else if (*more && c != ']') {
+    KVBLOCKS_ASSIGN_OR_RETURN(more, PeekAfterBlanks(&c));
+    if (more && c == ']') return Expected("]", "an element after the comma");
+  } else if (more && c != ']') {
     return Expected(Shown({&c, 1}), "a comma or ]");
   }
-  if (!*more) return Expected("the end", "a comma or ] (a truncated file)");
+  if (!more) return Expected("the end", "a comma or ] (a truncated file)");
   if (c == ']') {
     Step();
-    more = PeekAfterBlanks(&c);
-    if (!more.ok()) return more.status();
-    if (*more) return Expected(Shown({&c, 1}), "nothing after the array");
+    KVBLOCKS_ASSIGN_OR_RETURN(more, PeekAfterBlanks(&c));
+    if (more) return Expected(Shown({&c, 1}), "nothing after the array");
     is_ended_ = true;
     return RowOutcome::kEnd;
   }
@@ -152,9 +137,8 @@ absl::StatusOr<RowOutcome> JsonElements::Next(Line* line, TraceProblem* problem)
   bool in_string = false;
   bool is_escaped = false;
   while (true) {
-    more = Peek(&c);
-    if (!more.ok()) return more.status();
-    if (!*more) return Expected("the end", "the end of the next element (a truncated file)");
+    KVBLOCKS_ASSIGN_OR_RETURN(more, Peek(&c));
+    if (!more) return Expected("the end", "the end of the next element (a truncated file)");
     if (in_string) {
       in_string = is_escaped || c != '"';
       is_escaped = !is_escaped && c == '\\';
@@ -203,23 +187,22 @@ bool IsRoleOf(const std::array<std::string_view, n>& roles, const std::string& r
 class ShareGptReader : public LineRows {
  public:
   // `elements` are the records.
-  ShareGptReader(const JsonElements* elements, std::unique_ptr<RowRecords> records,
-                 const TraceReaderOptions& options, RowLog* log)
-      : LineRows(std::move(records), log, "sharegpt"),
+  ShareGptReader(RowInput& input, const JsonElements* elements, std::unique_ptr<RowRecords> records)
+      : LineRows(input, std::move(records)),
         elements_(elements),
-        tokens_(options.bytes_per_token),
-        is_sessions_(options.sharegpt == "sessions"),
-        is_filtered_(options.sharegpt == "first-turn"),
-        fields_({{"conversations",
-                  Each([this](JsonValue& message) { return ReadMessage(message); })},
-                 {"messages", "conversations"},
-                 {"id", By(&JsonValue::Skip)}},
-                log),
+        tokens_(input.options.bytes_per_token),
+        is_sessions_(input.options.sharegpt == "sessions"),
+        is_filtered_(input.options.sharegpt == "first-turn"),
+        fields_(
+            {{"conversations", Each([this](JsonValue& message) { return ReadMessage(message); })},
+             {"messages", "conversations"},
+             {"id", By(&JsonValue::Skip)}},
+            input.log),
         message_fields_({{"from", By(&JsonValue::ReadString, &message_.role)},
                          {"role", "from"},
                          {"value", By(&JsonValue::ReadString, &message_.text)},
                          {"content", "value"}},
-                        log) {
+                        input.log) {
     info_.block_tokens = 1;
     info_.pseudo_tokens = true;
     info_.sorted = true;
@@ -240,8 +223,7 @@ class ShareGptReader : public LineRows {
   void Parse(std::string_view text) override {
     messages_.clear();
     where_ = absl::StrCat("element ", elements_->num_elements(), ": ");
-    fields_.Begin(&row_.request, problems_, where_);
-    fields_.ParseLine(text);
+    fields_.ParseLine(text, &row_.request, problems_, where_);
     if (!problems_->empty()) {
       // Columns of the element become those of its line.
       int64_t& column = problems_->back().column;
@@ -267,9 +249,8 @@ class ShareGptReader : public LineRows {
 
   absl::Status ReadMessage(JsonValue& value) {
     message_ = Message();
-    message_fields_.Begin(&row_.request, problems_,
-                          absl::StrCat(where_, "message ", messages_.size(), ": "));
-    if (absl::Status status = message_fields_.ReadObject(value); !status.ok()) return status;
+    KVBLOCKS_RETURN_IF_ERROR(message_fields_.ReadObject(
+        value, &row_.request, problems_, absl::StrCat(where_, "message ", messages_.size(), ": ")));
     message_fields_.Require({"from", "value"});
     messages_.push_back(std::move(message_));
     constexpr size_t kMostReported = 20;
@@ -359,11 +340,10 @@ class ShareGptReader : public LineRows {
 
 }  // namespace
 
-OpenedRows MakeShareGptReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions& options,
-                              RowLog* log) {
-  auto elements = std::make_unique<JsonElements>(std::move(source), options, log);
-  const JsonElements* const records = elements.get();
-  return OpenLineRows<ShareGptReader>(records, std::move(elements), options, log);
+OpenedRows MakeShareGptReader(RowInput& input) {
+  auto records = std::make_unique<JsonElements>(input);
+  const JsonElements* const elements = records.get();
+  return OpenLineRows<ShareGptReader>(input, elements, std::move(records));
 }
 
 }  // namespace kvblocks::sim

@@ -6,9 +6,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checks/ceil_div.h"
 #include "sim/trace/content_keys.h"
 #include "sim/trace/decimal.h"
-#include "sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -130,10 +130,9 @@ void TraceFactsBuilder::AddContent(const TraceRequest& request, int64_t* shared)
       request.input_length + (request.ids_cover_output ? request.output_length : 0);
   const int64_t num_ids = static_cast<int64_t>(request.content_ids.size());
   // Ids behind the prompt's are there for later prompts to hit, and are no references themselves.
-  const int64_t refs =
-      request.ids_cover_output && bt > 0
-          ? std::min(num_ids, request.input_length / bt + (request.input_length % bt != 0 ? 1 : 0))
-          : num_ids;
+  const int64_t refs = request.ids_cover_output && bt > 0
+                           ? std::min(num_ids, CeilDiv(request.input_length, bt))
+                           : num_ids;
   facts_.block_refs += refs;
   facts_.most_refs = std::max(facts_.most_refs, refs);
   facts_.full_block_refs += std::min(refs, bt > 0 ? request.input_length / bt : 0);
@@ -252,13 +251,11 @@ std::vector<int64_t> DefaultEngineBlockSizes() { return {16, 64, 512, 1024}; }
 absl::StatusOr<TraceFacts> ComputeTraceFacts(TraceReader& reader,
                                              const std::vector<int64_t>& engine_block_sizes) {
   TraceFactsBuilder builder(reader.info(), engine_block_sizes);
-  TraceRequest request;
-  while (true) {
-    absl::StatusOr<bool> more = reader.Next(request);
-    if (!more.ok()) return more.status();
-    if (!*more) return builder.Finish();
+  KVBLOCKS_RETURN_IF_ERROR(ForEachRequest(reader, [&](const TraceRequest& request) {
     builder.Add(request);
-  }
+    return absl::OkStatus();
+  }));
+  return builder.Finish();
 }
 
 std::string FormatTraceFacts(const TraceFacts& f) {

@@ -72,15 +72,8 @@ size_t HintBegin(std::string_view text) {
 }  // namespace
 
 std::string_view SeverityName(ProblemSeverity severity) {
-  switch (severity) {
-    case ProblemSeverity::kError:
-      return "error";
-    case ProblemSeverity::kWarning:
-      return "warning";
-    case ProblemSeverity::kNote:
-      break;
-  }
-  return "note";
+  constexpr std::array<std::string_view, 3> kNames = {"error", "warning", "note"};
+  return kNames[static_cast<size_t>(severity)];
 }
 
 std::string_view ProblemKindName(ProblemKind kind) {

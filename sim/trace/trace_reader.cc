@@ -7,42 +7,27 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "checks/status_macros.h"
+#include "sim/gen/philox.h"
 #include "sim/trace/byte_source.h"
-#include "sim/trace/format_detection.h"
 #include "sim/trace/row_checker.h"
 #include "sim/trace/row_source.h"
-#include "sim/trace/turn_links.h"
 
 namespace kvblocks::sim {
 namespace {
 
 using SourceFactory = std::function<absl::StatusOr<std::unique_ptr<ByteSource>>()>;
 
-absl::StatusOr<std::unique_ptr<RowSource>> MakeRowSource(std::unique_ptr<ByteSource> bytes,
-                                                         const TraceReaderOptions& options,
-                                                         RowLog* log) {
-  std::string format = options.format;
+OpenedRows MakeRowSource(std::unique_ptr<ByteSource> bytes, const TraceReaderOptions& options,
+                         RowLog* log) {
+  RowInput input{std::move(bytes), options, log, options.format};
   // Columns are named for files whose format nobody knows.
-  if (format == "auto" && !options.fields.empty()) format = "fields";
-  if (format == "auto") {
-    absl::StatusOr<std::string> head =
-        PeekHead(&bytes, static_cast<size_t>(std::max<int64_t>(options.max_line_bytes, 64)));
-    if (!head.ok()) return StreamError(*log, head.status(), "line", 0);
-    absl::StatusOr<std::string> detected = DetectFormat(*std::move(head), log->file);
-    if (!detected.ok()) return detected.status();
-    format = *std::move(detected);
+  if (input.format == "auto" && !options.fields.empty()) input.format = "fields";
+  if (input.format == "auto") {
+    KVBLOCKS_ASSIGN_OR_RETURN(std::string head, PeekHead(input));
+    KVBLOCKS_ASSIGN_OR_RETURN(input.format, DetectFormat(std::move(head), log->file));
   }
-  return MakeReaderOfFormat(format, std::move(bytes), options, log);
-}
-
-// A well-mixed 64-bit hash (the finaliser of splitmix64), fixed so that a sample is the same
-// everywhere.
-uint64_t Mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
+  return MakeReaderOfFormat(input);
 }
 
 class TraceReaderImpl : public TraceReader {
@@ -64,21 +49,18 @@ class TraceReaderImpl : public TraceReader {
   const std::vector<std::string>& warnings() const override { return log_.warnings; }
 
   absl::Status Restart() override {
-    absl::StatusOr<std::unique_ptr<ByteSource>> bytes = factory_();
-    if (!bytes.ok()) return bytes.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(auto bytes, factory_());
     log_ = RowLog();
     log_.file = file_;
     log_.max_warnings = std::max(options_.max_errors, 0);
     log_.listener = options_.listener;
-    absl::StatusOr<std::unique_ptr<RowSource>> source =
-        MakeRowSource(*std::move(bytes), options_, &log_);
-    if (!source.ok()) return source.status();
-    source_ = *std::move(source);
+    KVBLOCKS_ASSIGN_OR_RETURN(source_, MakeRowSource(std::move(bytes), options_, &log_));
     checker_ = std::make_unique<RowChecker>(options_, source_->info(), &log_);
     window_ = options_.require_sorted || source_->info().sorted
                   ? 0
                   : static_cast<size_t>(std::max<int64_t>(options_.reorder_window, 0));
     pass_ = Pass();
+    pass_.errors = ErrorList(log_.max_warnings);
     return absl::OkStatus();
   }
 
@@ -90,8 +72,7 @@ class TraceReaderImpl : public TraceReader {
       absl::StatusOr<RowOutcome> outcome = source_->Next(&row_, &problems_);
       if (!outcome.ok()) {
         if (pass_.errors.empty()) return outcome.status();
-        pass_.errors.push_back(std::string(outcome.status().message()));
-        ++pass_.num_errors;
+        pass_.errors.Add(std::string(outcome.status().message()), /*is_last=*/true);
         return false;
       }
       if (*outcome == RowOutcome::kEnd) return false;
@@ -118,16 +99,7 @@ class TraceReaderImpl : public TraceReader {
       }
       return;
     }
-    if (pass_.num_errors++ < log_.max_warnings || pass_.errors.empty()) {
-      pass_.errors.push_back(ProblemMessage(log_.file, problem));
-    }
-  }
-
-  absl::Status AllErrors() const {
-    const int64_t more = pass_.num_errors - static_cast<int64_t>(pass_.errors.size());
-    return absl::InvalidArgumentError(
-        absl::StrCat(absl::StrJoin(pass_.errors, "\n"),
-                     more > 0 ? absl::StrCat("\nand ", more, " more errors") : ""));
+    pass_.errors.Add(ProblemMessage(log_.file, problem));
   }
 
   static bool Later(const TraceRequest& a, const TraceRequest& b) {
@@ -142,16 +114,15 @@ class TraceReaderImpl : public TraceReader {
         break;
       }
       TraceRequest request;
-      absl::StatusOr<bool> more = NextGoodRow(&request);
-      if (!more.ok()) return more;
-      pass_.rows_ended = !*more;
+      KVBLOCKS_ASSIGN_OR_RETURN(const bool more, NextGoodRow(&request));
+      pass_.rows_ended = !more;
       if (pass_.rows_ended) break;
       if (!pass_.errors.empty()) continue;  // only looking for further errors
       pass_.heap_bytes += BytesOf(request);
       pass_.heap.push_back(std::move(request));
       std::push_heap(pass_.heap.begin(), pass_.heap.end(), Later);
     }
-    if (!pass_.errors.empty()) return AllErrors();
+    if (!pass_.errors.empty()) return pass_.errors.status();
     log_.counters.peak_held_requests =
         std::max(log_.counters.peak_held_requests, static_cast<int64_t>(pass_.heap.size()));
     log_.counters.peak_held_bytes = std::max(log_.counters.peak_held_bytes, pass_.heap_bytes);
@@ -204,9 +175,8 @@ class TraceReaderImpl : public TraceReader {
     }
     while (pass_.group_ready == 0) {
       TraceRequest request;
-      absl::StatusOr<bool> more = NextInOrder(&request);
-      if (!more.ok()) return more;
-      if (!*more) {
+      KVBLOCKS_ASSIGN_OR_RETURN(const bool more, NextInOrder(&request));
+      if (!more) {
         pass_.group_ready = pass_.group.size();
         break;
       }
@@ -235,8 +205,8 @@ class TraceReaderImpl : public TraceReader {
 
   bool Selects(const TraceRequest& request) const {
     if (options_.start_ns && request.arrival_ns < *options_.start_ns) return false;
-    const uint64_t hash =
-        request.session != 0 ? Mix(request.session) : ~Mix(static_cast<uint64_t>(request.row));
+    const uint64_t hash = request.session != 0 ? MixBits(request.session)
+                                               : ~MixBits(static_cast<uint64_t>(request.row));
     using Wide = unsigned __int128;
     return static_cast<Wide>(hash) * static_cast<uint64_t>(options_.sample.denominator) <
            static_cast<Wide>(static_cast<uint64_t>(options_.sample.numerator)) << 64;
@@ -246,8 +216,8 @@ class TraceReaderImpl : public TraceReader {
     Timed timed;
     while (true) {
       if (options_.limit && pass_.num_selected >= *options_.limit) return false;
-      absl::StatusOr<bool> more = NextSpread(&timed);
-      if (!more.ok() || !*more) return more;
+      KVBLOCKS_ASSIGN_OR_RETURN(const bool more, NextSpread(&timed));
+      if (!more) return false;
       if (options_.end_ns && timed.request.arrival_ns >= *options_.end_ns) return false;
       if (Selects(timed.request)) break;
       ++log_.counters.not_selected;
@@ -296,8 +266,7 @@ class TraceReaderImpl : public TraceReader {
     int64_t base_ns = 0;
     int64_t num_selected = 0;
 
-    std::vector<std::string> errors;
-    int64_t num_errors = 0;
+    ErrorList errors{0};
     bool rows_ended = false;
     absl::Status outcome;
   } pass_;
@@ -333,11 +302,11 @@ absl::Status CheckOptions(const TraceReaderOptions& options) {
 
 absl::StatusOr<std::unique_ptr<TraceReader>> Open(std::string file, SourceFactory factory,
                                                   const TraceReaderOptions& options) {
-  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckOptions(options));
   auto reader = std::make_unique<TraceReaderImpl>(std::move(file), std::move(factory), options);
-  if (absl::Status status = reader->Restart(); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(reader->Restart());
   if (options.link_turns) return WithTurnLinks(std::move(reader));
-  return std::unique_ptr<TraceReader>(std::move(reader));
+  return reader;
 }
 
 }  // namespace

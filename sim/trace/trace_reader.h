@@ -32,6 +32,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "checks/status_macros.h"
 #include "sim/trace/decimal.h"
 #include "sim/trace/trace_problem.h"
 #include "sim/trace/trace_request.h"
@@ -97,7 +98,7 @@ struct TraceReaderOptions {
   Rational sample = {1, 1};
   std::optional<int64_t> limit;
   // Of what is then left: outputs get the content that a later prompt has in their place, where
-  // that goes on from them by a guess (turn_links.h). Standard input and pipes cannot be
+  // that goes on from them by a guess (WithTurnLinks). Standard input and pipes cannot be
   // linked.
   bool link_turns = false;
   // Then the first arrival is shifted to 0, and arrivals are divided by the speed-up (rounded down
@@ -159,6 +160,37 @@ class ForwardingReader : public TraceReader {
  private:
   const std::unique_ptr<TraceReader> reader_;
 };
+
+// Calls on_request(request), whose error ends the reading, for each request up to the end.
+template <typename OnRequest>
+absl::Status ForEachRequest(TraceReader& reader, OnRequest on_request) {
+  TraceRequest request;
+  while (true) {
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, reader.Next(request));
+    if (!more) return absl::OkStatus();
+    KVBLOCKS_RETURN_IF_ERROR(on_request(request));
+  }
+}
+
+// Turn links (SM-47): a guess at which prompts go on from an earlier prompt and its output, for
+// traces that have block ids and no sessions.
+//
+// A request goes on from an earlier one if its ids begin with all ids of full blocks of the other
+// one's prompt, one at least, and it is at least as long as the other one's prompt and output. Of
+// several earlier ones the longest such path counts, then the longest text; each goes on at most
+// once. Then the earlier one's output, and the end of its prompt behind the last full block, are
+// what the later prompt has at their place. Nothing is linked where somebody else shares that end
+// of a prompt, since that would then be lost.
+//
+// Memory: about 100 bytes per request, and the ids of outputs. The trace is read three times.
+
+// The note of a trace (TraceInfo) that says what linking did: how many were linked, and what an
+// infinite cache hits with and without it.
+inline constexpr const char* kTurnLinksNote = "turns_linked";
+
+// Reads the trace, begins it anew, and gives it out linked. InvalidArgument for a trace without
+// block ids, with sessions, or with contents of outputs.
+absl::StatusOr<std::unique_ptr<TraceReader>> WithTurnLinks(std::unique_ptr<TraceReader> reader);
 
 // About what a request takes in memory.
 int64_t BytesOf(const TraceRequest& request);

@@ -12,7 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "sim/testing/trace_testing.h"
-#include "sim/trace/format_detection.h"
+#include "sim/trace/row_source.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -292,12 +292,6 @@ TEST(TraceReaderTest, SpreadLeavesRowsWithoutATimeWithWhatTheyWaitFor) {
   EXPECT_THAT(Rows(trace, options), ElementsAre(0, 2, 3, 1, 4));
 }
 
-TEST(TraceReaderTest, SlowDownBeyondTheClockIsAnError) {
-  TraceReaderOptions options;
-  options.speedup = {1, 1000000000000};
-  EXPECT_THAT(TraceError(Row("10000000"), options), HasSubstr("--speedup"));
-}
-
 TEST(TraceReaderTest, FormatsAreDetectedByTheFirstRecord) {
   const auto error = [](const std::string& content) { return TraceError(content); };
   const auto format = [](const std::string& content) {
@@ -321,12 +315,6 @@ TEST(TraceReaderTest, FormatsAreDetectedByTheFirstRecord) {
   TraceReaderOptions options;
   options.format = "parquet";
   EXPECT_THAT(TraceError("x", options), HasSubstr("--trace-format: got \"parquet\""));
-}
-
-TEST(TraceReaderTest, FormatOptionOverridesDetection) {
-  TraceReaderOptions options;
-  options.format = "azure";
-  EXPECT_THAT(TraceError(Row("1"), options), HasSubstr("CSV header"));
 }
 
 TEST(TraceReaderTest, FirstLineBeyondTheLimitIsAnError) {

@@ -1,5 +1,3 @@
-#include "sim/trace/turn_links.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <map>
@@ -10,8 +8,10 @@
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checks/ceil_div.h"
 #include "sim/trace/content_keys.h"
 #include "sim/trace/decimal.h"
+#include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -82,8 +82,7 @@ absl::Status LinkFinder::Add(const TraceRequest& request) {
     if (behind == at->second.begin()) continue;
     const auto found = std::prev(behind);
     const int64_t tokens = found->first;
-    const auto end = std::min(
-        ids.size(), static_cast<size_t>((tokens + info_.block_tokens - 1) / info_.block_tokens));
+    const auto end = std::min(ids.size(), static_cast<size_t>(CeilDiv(tokens, info_.block_tokens)));
     tail_ids_ += static_cast<int64_t>(end > depth ? end - depth : 0);
     if (tail_ids_ > kMostTailIds) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -179,8 +178,8 @@ class LinkedReader final : public ForwardingReader {
   }
 
   absl::StatusOr<bool> Next(TraceRequest& out) override {
-    auto more = ForwardingReader::Next(out);
-    if (!more.ok() || !*more) return more;
+    KVBLOCKS_ASSIGN_OR_RETURN(const bool more, ForwardingReader::Next(out));
+    if (!more) return false;
     const auto link = links_.find(out.row);
     if (link != links_.end()) ApplyLink(link->second, &out);
     return true;
@@ -192,40 +191,28 @@ class LinkedReader final : public ForwardingReader {
   TraceInfo info_;
 };
 
-// Calls for each request, and begins the trace anew.
-template <typename OnRequest>
-absl::Status ForEachRequest(TraceReader& reader, OnRequest on_request) {
-  TraceRequest request;
-  while (true) {
-    const auto more = reader.Next(request);
-    if (!more.ok()) return more.status();
-    if (!*more) return reader.Restart();
-    if (absl::Status status = on_request(request); !status.ok()) return status;
-  }
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TraceReader>> WithTurnLinks(std::unique_ptr<TraceReader> reader) {
   const TraceInfo info = reader->info();
   LinkFinder finder(info);
   int64_t num_requests = 0;
-  absl::Status status = ForEachRequest(*reader, [&](const TraceRequest& request) {
+  KVBLOCKS_RETURN_IF_ERROR(ForEachRequest(*reader, [&](const TraceRequest& request) {
     ++num_requests;
-    absl::Status linkable = CheckLinkable(info, request);
+    const absl::Status linkable = CheckLinkable(info, request);
     return linkable.ok() ? finder.Add(request) : linkable;
-  });
-  if (!status.ok()) return status;
+  }));
+  KVBLOCKS_RETURN_IF_ERROR(reader->Restart());
   TurnLinks links = finder.Finish();
   InfiniteHits as_it_is, linked;
-  status = ForEachRequest(*reader, [&](TraceRequest& request) {
+  KVBLOCKS_RETURN_IF_ERROR(ForEachRequest(*reader, [&](TraceRequest& request) {
     as_it_is.Add(info, request);
     const auto link = links.find(request.row);
     if (link != links.end()) ApplyLink(link->second, &request);
     linked.Add(info, request);
     return absl::OkStatus();
-  });
-  if (!status.ok()) return status;
+  }));
+  KVBLOCKS_RETURN_IF_ERROR(reader->Restart());
   const std::string note = absl::StrCat(
       "turns linked by a guess: ", GroupThousands(absl::StrCat(links.size())), " of ",
       GroupThousands(absl::StrCat(num_requests)),

@@ -5,7 +5,7 @@
 
 #include "gtest/gtest.h"
 #include "rapidcheck/gtest.h"
-#include "sim/trace/native_reader.h"
+#include "sim/trace/row_source.h"
 #include "sim/trace/validation.h"
 
 namespace kvblocks::sim {

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "sim/testing/trace_fuzz_input.h"
 #include "sim/testing/trace_testing.h"
-#include "sim/trace/native_reader.h"
+#include "sim/trace/row_source.h"
 #include "sim/trace/trace_problem.h"
 
 namespace kvblocks::sim {

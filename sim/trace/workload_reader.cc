@@ -2,12 +2,12 @@
 // that `kvsim gen` writes of them.
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "checks/status_macros.h"
 #include "kvblocks/config_source.h"
 #include "sim/gen/generator.h"
 #include "sim/gen/workload_spec.h"
@@ -88,26 +88,18 @@ class WorkloadReader final : public RowSource {
 
 }  // namespace
 
-OpenedRows MakeWorkloadReader(std::unique_ptr<ByteSource> source, const TraceReaderOptions&,
-                              RowLog* log) {
-  std::string text;
-  char chunk[1 << 16];
-  while (true) {
-    const absl::StatusOr<size_t> n = source->Read(chunk, sizeof(chunk));
-    if (!n.ok()) return StreamError(*log, n.status(), "line", 0);
-    if (*n == 0) break;
-    text.append(chunk, *n);
-    if (static_cast<int64_t>(text.size()) > kMaxConfigBytes) {
-      return absl::InvalidArgumentError(RowError(
-          *log, 1,
-          absl::StrCat("workload: got more than ", kMaxConfigBytes, " bytes, expected at most so "
-                       "many")));
-    }
+OpenedRows MakeWorkloadReader(RowInput& input) {
+  const absl::StatusOr<std::string> text = ReadUpTo(kMaxConfigBytes, *input.source);
+  if (!text.ok()) return StreamError(*input.log, text.status(), "line", 0);
+  if (static_cast<int64_t>(text->size()) > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(
+        RowError(*input.log, 1,
+                 absl::StrCat("workload: got more than ", kMaxConfigBytes,
+                              " bytes, expected at most so many")));
   }
-  absl::StatusOr<workload::v1::Workload> workload = ParseWorkload(text, log->file);
-  if (!workload.ok()) return workload.status();
-  return std::make_unique<WorkloadReader>(*std::move(workload),
-                                          ReadProgress{source->bytes_read(), 0}, log);
+  KVBLOCKS_ASSIGN_OR_RETURN(auto workload, ParseWorkload(*text, input.log->file));
+  return std::make_unique<WorkloadReader>(std::move(workload),
+                                          ReadProgress{input.source->bytes_read(), 0}, input.log);
 }
 
 }  // namespace kvblocks::sim
