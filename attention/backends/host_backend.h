@@ -1,4 +1,5 @@
-// HostBackend: a backend in host memory, from its operations. For the CPU's backends only.
+// HostBackend: a backend in host memory, from its operations. The class is for the
+// CPU's backends only.
 
 #ifndef KVBLOCKS_ATTENTION_BACKENDS_HOST_BACKEND_H_
 #define KVBLOCKS_ATTENTION_BACKENDS_HOST_BACKEND_H_
@@ -10,6 +11,7 @@
 
 namespace kvblocks::attention {
 
+// Everything that operations know, with queries of these types; CUDA's backend begins with it, too.
 inline BackendSupport HostSupport(std::vector<DType> q_dtypes) {
   BackendSupport support;
   for (int op = 0; op < kNumOpKinds; ++op) support.ops.push_back(static_cast<OpKind>(op));

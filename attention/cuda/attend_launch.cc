@@ -13,6 +13,7 @@
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/cuda/paged_decode_ops.h"
 #include "checks/ceil_div.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -31,9 +32,8 @@ int64_t StateBytes(const AttendRowsParams& params) {
 }  // namespace
 
 absl::Status CountMaskBits(CudaCall& call, MaskBitsParams bits, MaskRule& mask) {
-  const absl::StatusOr<int64_t*> bits_before = call.Take<int64_t>(bits.num_requests);
-  if (!bits_before.ok()) return bits_before.status();
-  mask.bits_before = bits.bits_before = *bits_before;
+  KVBLOCKS_ASSIGN_OR_RETURN(int64_t* const bits_before, call.Take<int64_t>(bits.num_requests));
+  mask.bits_before = bits.bits_before = bits_before;
   return call.Launch(LaunchMaskBits, bits);
 }
 
@@ -90,28 +90,26 @@ absl::Status AttendInPieces(CudaCall& call, const AttendRowsParams& params, Atte
   if (params.pieces.count <= 1) return call.Launch(launch, params);
   const int64_t rows = params.num_rows, heads = params.num_heads, dim = params.value_dim;
   const int64_t states = params.pieces.count * rows * heads;
-  const absl::StatusOr<float*> outs = call.Take<float>(states * dim);
-  if (!outs.ok()) return outs.status();
-  const absl::StatusOr<float*> lses = call.Take<float>(states);
-  if (!lses.ok()) return lses.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(float* const outs, call.Take<float>(states * dim));
+  KVBLOCKS_ASSIGN_OR_RETURN(float* const lses, call.Take<float>(states));
 
   AttendRowsParams parts = params;
   parts.scoring.sinks = nullptr;
   parts.output = {};
-  parts.output.out = {*outs, heads * dim, dim, Element::kF32};
+  parts.output.out = {outs, heads * dim, dim, Element::kF32};
   parts.output.out_piece_stride = rows * heads * dim;
-  parts.output.lse = {*lses, 0, heads, 1, rows * heads};
+  parts.output.lse = {lses, 0, heads, 1, rows * heads};
   // States lie row by row, whatever dimensions the rows have.
   if (params.inner_rows != kOneDimension) {
     parts.output.out_outer_stride = params.inner_rows * heads * dim;
     parts.output.lse.outer_stride = params.inner_rows * heads;
   }
-  if (absl::Status status = call.Launch(launch, parts); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(call.Launch(launch, parts));
 
   MergeStatesParams merge;
-  merge.outs = {*outs, heads * dim, dim, Element::kF32};
+  merge.outs = {outs, heads * dim, dim, Element::kF32};
   merge.out_state_stride = rows * heads * dim;
-  merge.lses = {*lses, rows * heads, heads, 1};
+  merge.lses = {lses, rows * heads, heads, 1};
   merge.num_states = params.pieces.count;
   merge.num_rows = params.num_rows;
   merge.num_heads = params.num_heads;
@@ -140,15 +138,15 @@ bool PlacePieces(CudaCall& call, int32_t count, PrefillParams* params) {
 }
 
 absl::Status RunPrefill(CudaCall& call, const SplitPolicy& split, PrefillParams params) {
-  if (absl::Status prepared = PrepareMask(call, params); !prepared.ok()) return prepared;
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
   if (split.kind == SplitPolicy::Kind::kAuto) {
     const int32_t count = PiecesForPrefill(call.launch(), params);
     if (count > 1 && PlacePieces(call, count, &params) && params.pieces.count == 1) {
       params.pieces = {};  // no room for more
     }
   }
-  const absl::Status status = call.Launch(LaunchPrefill, params);
-  if (!status.ok() || params.pieces.outs == nullptr) return status;
+  KVBLOCKS_RETURN_IF_ERROR(call.Launch(LaunchPrefill, params));
+  if (params.pieces.outs == nullptr) return absl::OkStatus();
   return call.Launch(LaunchPrefillMerge, MergeOf(params));
 }
 
@@ -229,21 +227,16 @@ absl::StatusOr<bool> RunCascadeInParts(const CudaCall& given, const CascadeArgs&
   lengths.num_requests = suffix.num_requests;
   lengths.prefix = static_cast<int32_t>(args.common_prefix_len);
   lengths.suffix_lens = *lens;
-  absl::Status status = call.Launch(LaunchSuffixLengths, lengths);
-  if (status.ok()) {
-    status = decodes ? call.Launch(LaunchPagedDecode, suffix)
-                     : call.Launch(LaunchPrefill, PrefillParams{suffix});
-  }
-  if (status.ok()) status = call.Launch(LaunchPrefill, prefix);
-  if (status.ok()) {
-    PrefillMergeParams merge = MergeOf(PrefillParams{DenseAttentionOf(prefill)});
-    merge.pieces = prefix.pieces;
-    merge.other = suffix.out.data;
-    merge.other_lses = suffix.lse;
-    merge.other_element = suffix.out.element;
-    status = call.Launch(LaunchPrefillMerge, merge);
-  }
-  if (!status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(call.Launch(LaunchSuffixLengths, lengths));
+  KVBLOCKS_RETURN_IF_ERROR(decodes ? call.Launch(LaunchPagedDecode, suffix)
+                                   : call.Launch(LaunchPrefill, PrefillParams{suffix}));
+  KVBLOCKS_RETURN_IF_ERROR(call.Launch(LaunchPrefill, prefix));
+  PrefillMergeParams merge = MergeOf(PrefillParams{DenseAttentionOf(prefill)});
+  merge.pieces = prefix.pieces;
+  merge.other = suffix.out.data;
+  merge.other_lses = suffix.lse;
+  merge.other_element = suffix.out.element;
+  KVBLOCKS_RETURN_IF_ERROR(call.Launch(LaunchPrefillMerge, merge));
   return true;
 }
 

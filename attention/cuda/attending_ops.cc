@@ -10,6 +10,7 @@
 #include "attention/cuda/kernel_params.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/paged_decode_ops.h"
+#include "checks/status_macros.h"
 #include "kvblocks/attention_cuda.h"
 #include "kvblocks/split_planner.h"
 
@@ -48,8 +49,8 @@ absl::Status RunPagedPrefill(CudaCall& call, const PagedPrefillArgs& args, int64
 
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
   params.shared_prefix = static_cast<int32_t>(std::min<int64_t>(shared_prefix, INT32_MAX));
-  absl::Status status = PrepareMask(call, params);
-  return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
+  return call.Launch(LaunchAttendRows, params);
 }
 
 }  // namespace
@@ -67,10 +68,9 @@ absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodeArgs>& checked) {
   if (TakesPagedDecode(decode)) return RunPagedDecode(call, decode, args.plan);
 
   AttendRowsParams params = AttendRowsParamsOf(decode);
-  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
-  const absl::StatusOr<Pieces> pieces = PiecesOf(call, PolicyOf(args), params, args.max_seq_len);
-  if (!pieces.ok()) return pieces.status();
-  params.pieces = *pieces;
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
+  KVBLOCKS_ASSIGN_OR_RETURN(params.pieces,
+                            PiecesOf(call, PolicyOf(args), params, args.max_seq_len));
   return AttendInPieces(call, params);
 }
 
@@ -82,11 +82,9 @@ absl::Status CheckOnCuda(const ExecContext& context, const PagedDecodePartialArg
 absl::Status Enqueue(CudaCall& call, const Checked<PagedDecodePartialArgs>& checked) {
   const PagedDecodePartialArgs& args = checked.args();
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
-  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
-  const absl::StatusOr<Pieces> pieces =
-      PiecesOf(call, SplitPolicy::Fixed(args.partition_tokens), params, args.max_seq_len);
-  if (!pieces.ok()) return pieces.status();
-  params.pieces = *pieces;
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
+  KVBLOCKS_ASSIGN_OR_RETURN(params.pieces, PiecesOf(call, SplitPolicy::Fixed(args.partition_tokens),
+                                                    params, args.max_seq_len));
   if (args.max_logits.extent[2] == 0) return absl::OkStatus();
   params.scoring.sinks = nullptr;
   const auto statistic = [](const TensorView& view) {
@@ -157,20 +155,18 @@ absl::Status Enqueue(CudaCall& call, const Checked<VarlenSelfAttentionArgs>& che
   const VarlenSelfAttentionArgs& args = checked.args();
   DenseAttention dense = DenseAttentionOf(args);
   if (!args.kv_seq_lens.absent()) {
-    const absl::StatusOr<int32_t*> starts = call.Take<int32_t>(dense.num_requests + 1);
-    if (!starts.ok()) return starts.status();
+    KVBLOCKS_ASSIGN_OR_RETURN(int32_t* const starts, call.Take<int32_t>(dense.num_requests + 1));
     const KeyStartsParams key_starts = {args.kv_seq_lens.as<int32_t>(), dense.num_requests,
-                                        dense.num_key_rows, *starts};
-    absl::Status status = call.Launch(LaunchKeyStarts, key_starts);
-    if (!status.ok()) return status;
-    dense.kv_start_loc = *starts;
+                                        dense.num_key_rows, starts};
+    KVBLOCKS_RETURN_IF_ERROR(call.Launch(LaunchKeyStarts, key_starts));
+    dense.kv_start_loc = starts;
   }
   if (const PrefillParams prefill{dense}; TakesPrefill(prefill)) {
     return RunPrefill(call, args.params.split, prefill);
   }
   AttendRowsParams params = AttendRowsParamsOf(dense);
-  absl::Status status = PrepareMask(call, params);
-  return status.ok() ? call.Launch(LaunchAttendRows, params) : status;
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
+  return call.Launch(LaunchAttendRows, params);
 }
 
 // Merging attention states.

@@ -7,9 +7,7 @@
 #include <vector>
 
 #include "attention/cuda/kernels/blend.h"
-#include "attention/cuda/kernels/runtime.h"
 #include "attention/cuda/testing/on_device.h"
-#include "attention/tensor/small_floats.h"
 #include "attention/testing/paged_case.h"
 #include "attention/testing/says.h"
 #include "gtest/gtest.h"
@@ -25,102 +23,86 @@ Tensor Normal(DType dtype, std::vector<int64_t> extents, std::mt19937_64& random
   return tensor;
 }
 
-void ExpectSelectionOfTheCpu(const SelectHkvdArgs& args, Tensor& imp, Tensor& diffs) {
-  Flagged cpu, cuda;
-  ASSERT_TRUE(CpuReference().SelectHkvd(cpu.context, args).ok());
-  const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
-  FillWithPoison(imp);
-  FillWithPoison(diffs);
-  ASSERT_EQ(RowsOnDevice().SelectHkvd(cuda.context, args), absl::OkStatus());
-  EXPECT_EQ(imp.Get(), imp_expected);
-  const std::vector<double> diffs_actual = diffs.Get();
-  for (size_t i = 0; i < diffs_actual.size(); ++i) {
-    if (diffs_expected[i] != diffs_actual[i]) {
-      EXPECT_NEAR(diffs_actual[i], diffs_expected[i], 2e-7 * diffs_expected[i]) << i;
+void ExpectSelectionOfTheCpu(const Tensor& now, const Tensor& then, int64_t suffix,
+                             const std::vector<double>& ratios) {
+  const int64_t tokens = now.view.extent[0];
+  for (const double ratio : ratios) {
+    SCOPED_TRACE(testing::Message() << tokens << " tokens, ratio " << ratio);
+    Tensor imp(DType::kI32, {tokens}), diffs(DType::kF32, {tokens - suffix});
+    imp.Set(std::vector<double>(tokens, 0));
+    const SelectHkvdArgs args = {now.view, then.view, ratio, suffix, imp.view, diffs.view};
+    Flagged cpu, cuda;
+    ASSERT_TRUE(CpuReference().SelectHkvd(cpu.context, args).ok());
+    const std::vector<double> imp_expected = imp.Get(), diffs_expected = diffs.Get();
+    FillWithPoison(imp);
+    FillWithPoison(diffs);
+    ASSERT_EQ(RowsOnDevice().SelectHkvd(cuda.context, args), absl::OkStatus());
+    EXPECT_EQ(imp.Get(), imp_expected);
+    const std::vector<double> diffs_actual = diffs.Get();
+    for (size_t i = 0; i < diffs_actual.size(); ++i) {
+      if (diffs_expected[i] != diffs_actual[i]) {
+        EXPECT_NEAR(diffs_actual[i], diffs_expected[i], 2e-7 * diffs_expected[i]) << i;
+      }
     }
+    EXPECT_EQ(cuda.bits, cpu.bits);
   }
-  EXPECT_EQ(cuda.bits, cpu.bits);
+}
+// ... of rows of these values against zeros, all tokens but the last `suffix`.
+void ExpectSelectionOfTheCpu(DType dtype, int64_t dim, int64_t suffix,
+                             const std::vector<double>& values, const std::vector<double>& ratios) {
+  const auto tokens = static_cast<int64_t>(values.size()) / dim;
+  Tensor now(dtype, {tokens, 1, dim}), then(dtype, {tokens, 1, dim});
+  now.Set(values);
+  then.Set(std::vector<double>(values.size(), 0.0));
+  ExpectSelectionOfTheCpu(now, then, suffix, ratios);
 }
 
 TEST(CudaBlendOpsTest, SelectionIsThatOfTheCpu) {
   std::mt19937_64 random(3);
   for (const int64_t n : {2, 33, 700, 3000}) {
-    for (const double ratio : {0.0, 0.16, 0.5, 1.0}) {
-      SCOPED_TRACE(testing::Message() << n << " tokens, ratio " << ratio);
-      Tensor now = Normal(DType::kBF16, {n, 2, 24}, random);
-      Tensor then = Normal(DType::kF32, {n, 2, 24}, random);
-      const int64_t suffix = 1 + static_cast<int64_t>(random() % 2) % n;
-      Tensor imp(DType::kI32, {n}), diffs(DType::kF32, {n - suffix});
-      imp.Set(std::vector<double>(n, 0));
-      ExpectSelectionOfTheCpu({now.view, then.view, ratio, suffix, imp.view, diffs.view}, imp,
-                              diffs);
+    const Tensor now = Normal(DType::kBF16, {n, 2, 24}, random);
+    const Tensor then = Normal(DType::kF32, {n, 2, 24}, random);
+    for (const int64_t suffix : {1, 2}) {
+      if (suffix < n) ExpectSelectionOfTheCpu(now, then, suffix, {0.0, 0.16, 0.5, 1.0});
     }
   }
 }
 
 // More tokens than a block keeps in registers, many of them equal.
 TEST(CudaBlendOpsTest, SelectionOfManyTokensIsThatOfTheCpu) {
-  constexpr int64_t kTokens = 9001;
   std::mt19937_64 random(5);
-  Tensor now = Normal(DType::kBF16, {kTokens, 1, 8}, random);
-  std::vector<double> values = now.Get();
-  for (int64_t i = 0; i < kTokens * 8; ++i) {
+  std::vector<double> values = NormalDraws(random, 9001 * 8);
+  for (size_t i = 0; i < values.size(); ++i) {
     if (i / 8 % 3 == 0) values[i] = static_cast<double>(i % 8);
   }
-  now.Set(values);
-  Tensor then(DType::kBF16, {kTokens, 1, 8});
-  then.Set(std::vector<double>(kTokens * 8, 0.0));
-  for (const double ratio : {0.001, 0.16, 0.99}) {
-    SCOPED_TRACE(ratio);
-    Tensor imp(DType::kI32, {kTokens}), diffs(DType::kF32, {kTokens - 5});
-    imp.Set(std::vector<double>(kTokens, 0));
-    ExpectSelectionOfTheCpu({now.view, then.view, ratio, 5, imp.view, diffs.view}, imp, diffs);
-  }
+  ExpectSelectionOfTheCpu(DType::kBF16, 8, 5, values, {0.001, 0.16, 0.99});
 }
 
 // Many in little of the range: the interval in which the last of them lies is found in several
 // steps, or by the last bits of the sums.
 TEST(CudaBlendOpsTest, SelectionAmongSumsOfVeryDifferentSizesIsThatOfTheCpu) {
-  constexpr int64_t kTokens = 3000;
   std::mt19937_64 random(6);
   for (const bool alike : {false, true}) {
-    Tensor now(DType::kF32, {kTokens, 1, 2}), then(DType::kF32, {kTokens, 1, 2});
-    std::vector<double> values(kTokens * 2, 0.0);
-    for (int64_t t = 0; t < kTokens; ++t) {
+    SCOPED_TRACE(alike);
+    std::vector<double> values(3000 * 2, 0.0);
+    for (int64_t t = 0; t < 3000; ++t) {
       const auto draw = static_cast<double>(random() % 4096);
       // The second value is in the lower word of the sum only.
       values[2 * t] = alike ? 1 : t % 100 == 0 ? std::ldexp(1.0, t % 61) : 1 + draw / (1 << 20);
       values[2 * t + 1] = alike ? std::ldexp(draw, -36) : 0;
       if (!alike && t % 7 == 0) values[2 * t] = 0;
     }
-    now.Set(values);
-    then.Set(std::vector<double>(kTokens * 2, 0.0));
     // 1: down to the tokens that do not differ.
-    for (const double ratio : {0.004, 0.1, 0.5, 0.86, 0.95, 1.0}) {
-      SCOPED_TRACE(testing::Message() << alike << ", ratio " << ratio);
-      Tensor imp(DType::kI32, {kTokens}), diffs(DType::kF32, {kTokens - 1});
-      imp.Set(std::vector<double>(kTokens, 0));
-      ExpectSelectionOfTheCpu({now.view, then.view, ratio, 1, imp.view, diffs.view}, imp, diffs);
-    }
+    ExpectSelectionOfTheCpu(DType::kF32, 2, 1, values, {0.004, 0.1, 0.5, 0.86, 0.95, 1.0});
   }
 }
 
 TEST(CudaBlendOpsTest, TiesGoToTheLowerIndexAndNanComesFirst) {
-  const int64_t n = 2500;
-  Tensor now(DType::kF32, {n, 1, 8}), then(DType::kF32, {n, 1, 8});
-  std::vector<double> values(n * 8, 0.0);
+  std::vector<double> values(2500 * 8, 0.0);
   // Few distinct differences: nearly everything ties; two rows are NaN.
-  for (int64_t t = 0; t < n; ++t) values[t * 8] = static_cast<double>(t * 7 % 3);
-  values[8 * 1200 + 3] = std::numeric_limits<double>::quiet_NaN();
-  values[8 * 40 + 3] = std::numeric_limits<double>::quiet_NaN();
-  now.Set(values);
-  then.Set(std::vector<double>(n * 8, 0.0));
-  for (const double ratio : {0.0004, 0.1, 0.3, 0.3333, 0.5, 0.9}) {
-    SCOPED_TRACE(ratio);
-    Tensor imp(DType::kI32, {n}), diffs(DType::kF32, {n - 1});
-    imp.Set(std::vector<double>(n, 0));
-    ExpectSelectionOfTheCpu({now.view, then.view, ratio, 1, imp.view, diffs.view}, imp, diffs);
-  }
+  for (int64_t t = 0; t < 2500; ++t) values[t * 8] = static_cast<double>(t * 7 % 3);
+  values[8 * 1200 + 3] = values[8 * 40 + 3] = std::numeric_limits<double>::quiet_NaN();
+  ExpectSelectionOfTheCpu(DType::kF32, 8, 1, values, {0.0004, 0.1, 0.3, 0.3333, 0.5, 0.9});
 }
 
 TEST(CudaBlendOpsTest, GatheredRowsAreThoseOfTheCpuAndBadIndicesAreSkipped) {

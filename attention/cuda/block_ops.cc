@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -12,6 +13,7 @@
 #include "attention/cuda/kernels/runtime.h"
 #include "attention/ops/arg_checker.h"
 #include "attention/ops/block_checks.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -60,27 +62,39 @@ BlockBytes BlocksOf(const ConstTensorView& from, const TensorView& to) {
   return BytesOf(*from.Select(0, 0), *to.Select(0, 0), stride(from), stride(to));
 }
 
-// Launches kernels for `count` pairs of blocks, as many as each takes.
-template <typename PairOf>
-absl::Status LaunchPairs(const CudaCall& call, size_t count, const PairOf& pair_of,
-                         BlockParams* params) {
-  absl::Status status;
-  for (size_t begin = 0; status.ok() && begin < count; begin += BlockPairs::kMost) {
-    params->num_pairs = static_cast<int32_t>(std::min<size_t>(count - begin, BlockPairs::kMost));
-    for (int32_t i = 0; i < params->num_pairs; ++i) {
-      std::tie(params->pairs.from[i], params->pairs.to[i]) =
-          pair_of(begin + static_cast<size_t>(i));
-    }
-    status = call.Launch(LaunchBlocks, *params);
-  }
-  return status;
-}
+constexpr BlockPair kWhole[] = {{0, 0}};  // of tensors that are one block
 
-absl::Status LaunchPairs(const CudaCall& call, absl::Span<const BlockPair> pairs,
-                         BlockParams* params) {
-  return LaunchPairs(
-      call, pairs.size(), [&](size_t i) { return pairs[i]; }, params);
-}
+// Launches kernels for pairs of blocks of the tensors that are added, as many of both as each takes.
+class BlockLauncher {
+ public:
+  // `fill`: what blocks become that come from nowhere.
+  BlockLauncher(const CudaCall& call, absl::Span<const BlockPair> pairs, std::byte fill = {})
+      : call_(call), pairs_(pairs) {
+    params_.num_tensors = 0;
+    params_.fill = std::to_integer<uint8_t>(fill);
+  }
+  absl::Status Add(const BlockBytes& bytes) {
+    params_.tensors[params_.num_tensors++] = bytes;
+    return params_.num_tensors < kTensorsPerLaunch ? absl::OkStatus() : LaunchRest();
+  }
+  absl::Status LaunchRest() {
+    if (params_.num_tensors == 0) return absl::OkStatus();
+    for (auto rest = pairs_; !rest.empty(); rest.remove_prefix(params_.num_pairs)) {
+      params_.num_pairs = static_cast<int32_t>(std::min<size_t>(rest.size(), BlockPairs::kMost));
+      for (int32_t i = 0; i < params_.num_pairs; ++i) {
+        std::tie(params_.pairs.from[i], params_.pairs.to[i]) = rest[i];
+      }
+      KVBLOCKS_RETURN_IF_ERROR(call_.Launch(LaunchBlocks, params_));
+    }
+    params_.num_tensors = 0;
+    return absl::OkStatus();
+  }
+
+ private:
+  const CudaCall& call_;
+  absl::Span<const BlockPair> pairs_;
+  BlockParams params_;
+};
 
 // Dense blocks by a copy engine; pairs that go on where the one before ended, in one copy.
 Error CopyPairs(void* stream, absl::Span<const BlockPair> pairs, const BlockBytes& bytes) {
@@ -123,89 +137,64 @@ absl::StatusOr<ExecContext> SideOf(const char* name, const ExecContext& context,
 // Without pairs each tensor is one block, all of it.
 absl::Status Convert(const ExecContext& context, const ConstKvCacheView& src,
                      const KvCacheView& dst, const absl::Span<const BlockPair>* pairs) {
-  constexpr char kName[] = "ConvertLayout";
-  constexpr BlockPair kWhole[] = {{0, 0}};
   LayoutConversion tensors;
-  absl::Status status = CheckConvertLayout(context, src, dst, pairs, &tensors);
-  if (!status.ok() || (pairs != nullptr && pairs->empty())) return status;
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
-  for (int first = 0; status.ok() && first < tensors.num_tensors; first += kTensorsPerLaunch) {
-    BlockParams params;
-    params.num_tensors = 0;
-    for (int i = first; i < std::min(first + kTensorsPerLaunch, tensors.num_tensors); ++i) {
-      if (tensors.to[i].empty()) continue;
-      params.tensors[params.num_tensors++] = pairs == nullptr
-                                                 ? BytesOf(tensors.from[i], tensors.to[i], 0, 0)
-                                                 : BlocksOf(tensors.from[i], tensors.to[i]);
-    }
-    status = LaunchPairs(*call, pairs == nullptr ? absl::MakeConstSpan(kWhole) : *pairs, &params);
+  KVBLOCKS_RETURN_IF_ERROR(CheckConvertLayout(context, src, dst, pairs, &tensors));
+  if (pairs != nullptr && pairs->empty()) return absl::OkStatus();
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin("ConvertLayout", context));
+  BlockLauncher launcher(call, pairs == nullptr ? absl::MakeConstSpan(kWhole) : *pairs);
+  for (int i = 0; i < tensors.num_tensors; ++i) {
+    const ConstTensorView& from = tensors.from[i];
+    const TensorView& to = tensors.to[i];
+    if (to.empty()) continue;
+    KVBLOCKS_RETURN_IF_ERROR(
+        launcher.Add(pairs == nullptr ? BytesOf(from, to, 0, 0) : BlocksOf(from, to)));
   }
-  return status;
+  return launcher.LaunchRest();
 }
 
 }  // namespace
 
 absl::Status CudaCopyBlocks(const ExecContext& context, absl::Span<const KvCacheView> caches,
                             absl::Span<const BlockPair> pairs) {
-  constexpr char kName[] = "CopyBlocks";
-  absl::Status status = CheckCopyBlocks(context, caches, pairs);
-  if (!status.ok() || pairs.empty() || caches.empty()) return status;
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckCopyBlocks(context, caches, pairs));
+  if (pairs.empty() || caches.empty()) return absl::OkStatus();
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin("CopyBlocks", context));
   for (const KvCacheView& cache : caches) {
+    BlockLauncher launcher(call, pairs);
     TensorView storage[kMostCacheTensors];
-    const auto tensors = CacheTensors(cache, storage);
-    for (size_t first = 0; first < tensors.size(); first += kTensorsPerLaunch) {
-      BlockParams params;
-      params.num_tensors = 0;
-      for (const TensorView& tensor : tensors.subspan(first, kTensorsPerLaunch)) {
-        params.tensors[params.num_tensors++] = BlocksOf(tensor, tensor);
-      }
-      status = LaunchPairs(*call, pairs, &params);
-      if (!status.ok()) return status;
+    for (const TensorView& tensor : CacheTensors(cache, storage)) {
+      KVBLOCKS_RETURN_IF_ERROR(launcher.Add(BlocksOf(tensor, tensor)));
     }
+    KVBLOCKS_RETURN_IF_ERROR(launcher.LaunchRest());
   }
-  return status;
+  return absl::OkStatus();
 }
 
 absl::Status CudaSwapBlocks(const ExecContext& context, const ConstKvCacheView& src,
                             const KvCacheView& dst, absl::Span<const BlockPair> pairs) {
   constexpr char kName[] = "SwapBlocks";
-  const absl::StatusOr<ExecContext> from = SideOf("src", context, src);
-  if (!from.ok()) return from.status();
-  const absl::StatusOr<ExecContext> to = SideOf("dst", context, dst);
-  if (!to.ok()) return to.status();
-  if (!context.device.on_host() && from->device.on_host() && to->device.on_host()) {
+  KVBLOCKS_ASSIGN_OR_RETURN(const ExecContext from, SideOf("src", context, src));
+  KVBLOCKS_ASSIGN_OR_RETURN(const ExecContext to, SideOf("dst", context, dst));
+  if (!context.device.on_host() && from.device.on_host() && to.device.on_host()) {
     return absl::InvalidArgumentError(absl::StrCat(
-        kName, ": src and dst are on ", Name(from->device), "; the host's SwapBlocks does that"));
+        kName, ": src and dst are on ", Name(from.device), "; the host's SwapBlocks does that"));
   }
-  absl::Status status = CheckSwapBlocks(*from, src, *to, dst, pairs);
-  if (!status.ok() || pairs.empty()) return status;
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
+  KVBLOCKS_RETURN_IF_ERROR(CheckSwapBlocks(from, src, to, dst, pairs));
+  if (pairs.empty()) return absl::OkStatus();
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin(kName, context));
   ConstTensorView from_storage[kMostCacheTensors];
   TensorView to_storage[kMostCacheTensors];
   const auto sources = CacheTensors(src, from_storage);
   const auto targets = CacheTensors(dst, to_storage);
-  const bool over_the_bus = from->device.on_host() || to->device.on_host();
-  BlockParams params;
-  params.num_tensors = 0;
+  const bool over_the_bus = from.device.on_host() || to.device.on_host();
+  BlockLauncher launcher(call, pairs);
   for (size_t i = 0; i < sources.size(); ++i) {
     const BlockBytes bytes = BlocksOf(sources[i], targets[i]);
-    if (over_the_bus && bytes.rank == 0) {
-      status = StatusOf(kName, CopyPairs(context.stream, pairs, bytes));
-      if (!status.ok()) return status;
-      continue;
-    }
-    params.tensors[params.num_tensors++] = bytes;
-    if (params.num_tensors < kTensorsPerLaunch) continue;
-    status = LaunchPairs(*call, pairs, &params);
-    if (!status.ok()) return status;
-    params.num_tensors = 0;
+    KVBLOCKS_RETURN_IF_ERROR(over_the_bus && bytes.rank == 0
+                                 ? StatusOf(kName, CopyPairs(context.stream, pairs, bytes))
+                                 : launcher.Add(bytes));
   }
-  if (params.num_tensors == 0) return status;
-  return LaunchPairs(*call, pairs, &params);
+  return launcher.LaunchRest();
 }
 
 absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheView& src,
@@ -220,50 +209,38 @@ absl::Status CudaConvertLayout(const ExecContext& context, const ConstKvCacheVie
 
 absl::Status CudaFillBlocks(const ExecContext& context, const KvCacheView& cache,
                             absl::Span<const int32_t> ids, std::byte byte) {
-  constexpr char kName[] = "FillBlocks";
-  absl::Status status = CheckFillBlocks(context, cache, ids);
-  if (!status.ok() || ids.empty()) return status;
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
-  BlockParams params;
-  params.fill = std::to_integer<uint8_t>(byte);
+  KVBLOCKS_RETURN_IF_ERROR(CheckFillBlocks(context, cache, ids));
+  if (ids.empty()) return absl::OkStatus();
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin("FillBlocks", context));
+  std::vector<BlockPair> pairs;
+  for (const int32_t id : ids) pairs.emplace_back(id, id);
+  BlockLauncher launcher(call, pairs, byte);
   TensorView storage[kMostCacheTensors];
-  const auto tensors = CacheTensors(cache, storage);
-  for (size_t first = 0; first < tensors.size(); first += kTensorsPerLaunch) {
-    params.num_tensors = 0;
-    for (const TensorView& tensor : tensors.subspan(first, kTensorsPerLaunch)) {
-      BlockBytes& bytes = params.tensors[params.num_tensors++];
-      bytes = BlocksOf(tensor, tensor);
-      bytes.from = nullptr;
-    }
-    status = LaunchPairs(
-        *call, ids.size(), [&](size_t i) { return BlockPair(ids[i], ids[i]); }, &params);
-    if (!status.ok()) return status;
+  for (const TensorView& tensor : CacheTensors(cache, storage)) {
+    BlockBytes bytes = BlocksOf(tensor, tensor);
+    bytes.from = nullptr;
+    KVBLOCKS_RETURN_IF_ERROR(launcher.Add(bytes));
   }
-  return status;
+  return launcher.LaunchRest();
 }
 
 absl::Status CudaFillTensor(const ExecContext& context, const TensorView& out, std::byte byte) {
   constexpr char kName[] = "FillTensor";
   ArgChecker check(context, kName);
   if (check.View("out", out, DTypeSet::All())) check.Writes("out", out);
-  absl::Status status = check.Finish();
-  if (!status.ok() || out.empty()) return status;
-  BlockParams params;
-  BlockBytes& bytes = params.tensors[0];
-  bytes = BytesOf(out, out, 0, 0);
+  KVBLOCKS_RETURN_IF_ERROR(check.Finish());
+  if (out.empty()) return absl::OkStatus();
+  BlockBytes bytes = BytesOf(out, out, 0, 0);
   bytes.from = nullptr;
-  params.fill = std::to_integer<uint8_t>(byte);
   if (bytes.rank == 0) {
-    return StatusOf(
-        kName, FillAsync(bytes.to, params.fill, static_cast<size_t>(bytes.run_units * bytes.unit),
-                         context.stream));
+    return StatusOf(kName,
+                    FillAsync(bytes.to, std::to_integer<int>(byte),
+                              static_cast<size_t>(bytes.run_units * bytes.unit), context.stream));
   }
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kName, context);
-  if (!call.ok()) return call.status();
-  params.num_pairs = 1;
-  params.pairs.from[0] = params.pairs.to[0] = 0;
-  return call->Launch(LaunchBlocks, params);
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin(kName, context));
+  BlockLauncher launcher(call, kWhole, byte);
+  KVBLOCKS_RETURN_IF_ERROR(launcher.Add(bytes));
+  return launcher.LaunchRest();
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -1,7 +1,6 @@
 // Block operations of CUDA, emulated, against those of the host.
 
 #include <numeric>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -14,39 +13,6 @@
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-TEST(CudaBlockOpsTest, BytesOfAllLayoutsGoWhereTheHostPutsThem) {
-  std::mt19937_64 random(1);
-  const auto draw = [&](int64_t low, int64_t high) {
-    return std::uniform_int_distribution<int64_t>(low, high)(random);
-  };
-  for (const KvLayout layout : kAllLayouts) {
-    for (uint64_t seed = 0; seed < 8; ++seed) {
-      SCOPED_TRACE(std::string(Name(layout)) + " " + std::to_string(seed));
-      RandomCacheShape shape = DrawCacheShape(layout, 2, draw);
-      RandomCache expected(shape, seed), actual(shape, seed);
-      const int64_t blocks = shape.num_blocks;
-      const std::vector<BlockPair> copied = DrawBlockPairs(blocks, blocks, true, 5, draw);
-      const KvCacheView of_host[] = {expected.view()}, of_device[] = {actual.view()};
-      ASSERT_EQ(CopyBlocks({}, of_host, copied), absl::OkStatus());
-      ASSERT_EQ(CudaCopyBlocks({}, of_device, copied), absl::OkStatus());
-      ASSERT_EQ(actual.memory(), expected.memory());
-
-      shape.num_blocks = draw(1, 6);
-      RandomCache source(shape, seed + 100);  // of other strides
-      const std::vector<BlockPair> swapped =
-          DrawBlockPairs(shape.num_blocks, blocks, false, 5, draw);
-      ASSERT_EQ(SwapBlocks({}, source.view(), expected.view(), swapped), absl::OkStatus());
-      ASSERT_EQ(CudaSwapBlocks({}, source.view(), actual.view(), swapped), absl::OkStatus());
-      ASSERT_EQ(actual.memory(), expected.memory());
-
-      const int32_t ids[] = {static_cast<int32_t>(blocks - 1), 0};
-      ASSERT_EQ(FillBlocks({}, expected.view(), ids, std::byte{0xA5}), absl::OkStatus());
-      ASSERT_EQ(CudaFillBlocks({}, actual.view(), ids, std::byte{0xA5}), absl::OkStatus());
-      ASSERT_EQ(actual.memory(), expected.memory());
-    }
-  }
-}
 
 // A dense kNhd cache [blocks, 1, 1, 8], or, interleaved, of strided blocks, labelled as wanted.
 struct Labelled {

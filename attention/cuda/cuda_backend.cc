@@ -1,38 +1,21 @@
-#include "kvblocks/attention_cuda.h"
-
 #include <cstddef>
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "attention/backends/host_backend.h"
 #include "attention/cuda/block_ops.h"
 #include "attention/cuda/cuda_call.h"
 #include "attention/cuda/index_ops.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 namespace {
 
 BackendSupport CudaSupport() {
-  BackendSupport support;
-  for (int op = 0; op < kNumOpKinds; ++op) support.ops.push_back(static_cast<OpKind>(op));
-  support.q_dtypes = {DType::kF32, DType::kF16, DType::kBF16};
-  support.cache_dtypes = support.q_dtypes;
-  for (DType code : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8, DType::kU8}) {
-    support.cache_dtypes.push_back(code);  // kU8: rows that carry their own scales
-  }
-  support.layouts = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLayout::kHnd,
-                     KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
-                     KvLayout::kMlaFp8_584};
-  support.row_formats.clear();
-  for (int format = 0; format < kNumKvRowFormats; ++format) {
-    support.row_formats.push_back(static_cast<KvRowFormat>(format));
-  }
+  BackendSupport support = HostSupport({DType::kF32, DType::kF16, DType::kBF16});
   support.most_head_size = cuda::kMaxHeadDim;
-  support.block_sizes = {.multiple_of = 1};
-  support.types = {AttentionType::kDecoder, AttentionType::kEncoder, AttentionType::kEncoderOnly,
-                   AttentionType::kEncoderDecoder};
-  support.features = FeatureSet::All();
   support.graph_level = GraphLevel::kUniformBatch;
   support.on_cuda = true;
   support.least_compute_capability = 80;

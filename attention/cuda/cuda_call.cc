@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "attention/cuda/kernels/attend_rows.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -36,7 +37,7 @@ absl::Status RefuseHost(const char* op, const ExecContext& context) {
 }
 
 absl::StatusOr<CudaCall> CudaCall::Begin(const char* op, const ExecContext& context) {
-  if (absl::Status status = RefuseHost(op, context); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(RefuseHost(op, context));
   DeviceProperties properties;
   const Error error = PropertiesOf(context.device.ordinal, &properties);
   if (error != 0) return StatusOf(op, error);

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <limits>
 
-#include "absl/status/statusor.h"
 #include "attention/cuda/cuda_call.h"
 #include "attention/cuda/kernels/index_ops.h"
 #include "attention/metadata/host_index_checks.h"
 #include "checks/checked_int64.h"
+#include "checks/status_macros.h"
 
 namespace kvblocks::attention::cuda {
 namespace {
@@ -45,8 +45,8 @@ void SetOutputs(const TensorView& indices, const TensorView& lens, IndexListPara
 template <typename Params>
 absl::Status Run(const char* operation, const ExecContext& context,
                  Error (*launch)(const LaunchContext&, const Params&), const Params& params) {
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(operation, context);
-  return call.ok() ? call->Launch(launch, params) : call.status();
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin(operation, context));
+  return call.Launch(launch, params);
 }
 
 template <typename Args>
@@ -63,7 +63,7 @@ SlotParams SlotParamsOf(const Args& args) {
 }  // namespace
 
 absl::Status CudaGatherInputTokens(const ExecContext& context, const InputTokensArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0, 0));
   InputTokenParams params;
   const int64_t num_ids = args.input_ids.extent[0];
   const int64_t num_positions = args.positions.absent() ? 0 : args.positions.extent[0];
@@ -100,7 +100,7 @@ absl::Status CudaGatherInputTokens(const ExecContext& context, const InputTokens
 }
 
 absl::Status CudaComputeSlotMapping(const ExecContext& context, const SlotMappingArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0));
   SlotParams params = SlotParamsOf(args);
   params.null_first = args.null_blocks.first;
   params.null_count = args.null_blocks.count;
@@ -112,14 +112,14 @@ absl::Status CudaComputeSlotMapping(const ExecContext& context, const SlotMappin
 }
 
 absl::Status CudaBuildCompressedSlots(const ExecContext& context, const CompressedSlotsArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0));
   SlotParams params = SlotParamsOf(args);
   params.ratio = args.ratio;
   return Run("BuildCompressedSlots", context, LaunchSlots, params);
 }
 
 absl::Status CudaBuildSwaIndices(const ExecContext& context, const WindowIndicesArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0));
   IndexListParams params;
   params.batch = PagedBatchOf(args, args.indices.extent[0], kMaxInt32);
   params.seq_lens = args.seq_lens.as<int32_t>();
@@ -130,7 +130,7 @@ absl::Status CudaBuildSwaIndices(const ExecContext& context, const WindowIndices
 }
 
 absl::Status CudaBuildTopkSlots(const ExecContext& context, const TopkSlotsArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0));
   IndexListParams params;
   params.batch =
       PagedBatchOf(args, std::min(args.indices.extent[0], args.slots.extent[0]), kMaxInt32);
@@ -142,7 +142,7 @@ absl::Status CudaBuildTopkSlots(const ExecContext& context, const TopkSlotsArgs&
 
 absl::Status CudaBuildDenseCompressedIndices(const ExecContext& context,
                                              const DenseCompressedIndicesArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0));
   IndexListParams params;
   params.batch =
       BatchOf(args.query_start_loc, std::min(args.positions.extent[0], args.indices.extent[0]));
@@ -153,7 +153,7 @@ absl::Status CudaBuildDenseCompressedIndices(const ExecContext& context,
 }
 
 absl::Status CudaCombinePrefillIndices(const ExecContext& context, const PrefillIndicesArgs& args) {
-  if (absl::Status status = CheckTensors(context, args, 0); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckTensors(context, args, 0));
   IndexListParams params;
   params.batch = BatchOf(args.query_start_loc, args.indices.extent[0]);
   params.seq_lens = args.seq_lens.as<int32_t>();

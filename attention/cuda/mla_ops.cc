@@ -14,26 +14,15 @@
 #include "attention/cuda/kernels/mla_attend.h"
 #include "attention/cuda/kernels/runtime.h"
 #include "checks/ceil_div.h"
+#include "checks/status_macros.h"
 #include "kvblocks/attention_args.h"
 #include "kvblocks/device_types.h"
 
 namespace kvblocks::attention::cuda {
 
-// Which kernel serves multi-head latent attention, and how it cuts keys.
+namespace {
 
 enum class MlaKernel : uint8_t { kRows, kRows16, kRows64 };
-
-// kRows: AttendRows, where types, sizes, strides or features are others than tensor cores were
-// programmed for. Depends on nothing of the batch but, under Auto, the queries per request.
-MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& params,
-                       const SplitPolicy& split);
-
-// Chooses kernel and pieces and launches; max_keys is an upper bound of the keys of a row. Outputs
-// that have no partial form (max_logits) are not cut.
-absl::Status LaunchMla(CudaCall& call, const SplitPolicy& split, int64_t max_keys,
-                       AttendRowsParams params);
-
-namespace {
 
 // What starting a piece costs, in tiles of keys: its queries, the ring's first tiles, the merge.
 constexpr int64_t kPieceTiles = 4;
@@ -145,8 +134,8 @@ Pieces AutoPieces(const CudaCall& call, const AttendRowsParams& params, MlaKerne
   return pieces;
 }
 
-}  // namespace
-
+// kRows: AttendRows, where types, sizes, strides or features are others than tensor cores were
+// programmed for. Depends on nothing of the batch but, under Auto, the queries per request.
 MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& params,
                        const SplitPolicy& split) {
   const Scoring& scoring = params.scoring;
@@ -171,23 +160,21 @@ MlaKernel MlaKernelFor(const LaunchContext& context, const AttendRowsParams& par
   return has_wgmma ? MlaKernel::kRows64 : MlaKernel::kRows16;
 }
 
+// Chooses kernel and pieces and launches; max_keys is an upper bound of the keys of a row. Outputs
+// that have no partial form (max_logits) are not cut.
 absl::Status LaunchMla(CudaCall& call, const SplitPolicy& split, int64_t max_keys,
                        AttendRowsParams params) {
   const MlaKernel kernel = MlaKernelFor(call.launch(), params, split);
   if (kernel != MlaKernel::kRows && split.kind == SplitPolicy::Kind::kAuto) {
     params.pieces = AutoPieces(call, params, kernel, max_keys);
   } else if (params.output.max_logits.data == nullptr) {
-    const absl::StatusOr<Pieces> pieces = PiecesOf(call, split, params, max_keys);
-    if (!pieces.ok()) return pieces.status();
-    params.pieces = *pieces;
+    KVBLOCKS_ASSIGN_OR_RETURN(params.pieces, PiecesOf(call, split, params, max_keys));
   }
   if (kernel == MlaKernel::kRows) return AttendInPieces(call, params);
   return AttendInPieces(call, params,
                         kernel == MlaKernel::kRows16 ? LaunchMlaRows16 : LaunchMlaRows64,
                         params.pieces.count <= kMlaMaxPieces ? LaunchMlaMerge : LaunchMergeStates);
 }
-
-namespace {
 
 SlotLists ListsOf(const SparseKeys& keys, const ConstTensorView& kv_scale) {
   SlotLists lists;
@@ -217,7 +204,7 @@ absl::Status Enqueue(CudaCall& call, const Checked<MlaDecodeArgs>& checked) {
   AttendRowsParams params = AttendRowsParamsOf(DenseAttentionOf(args));
   params.q_dim = static_cast<int32_t>(args.q_lat.extent[2]);
   if (!args.q_pe.absent()) params.q_tail = ConstRowsOf(args.q_pe);
-  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
   return LaunchMla(call, args.params.split, args.max_seq_len, params);
 }
 

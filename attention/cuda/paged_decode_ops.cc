@@ -8,6 +8,7 @@
 #include "attention/cuda/attend_launch.h"
 #include "attention/cuda/enqueue_ops.h"
 #include "attention/cuda/kernel_params.h"
+#include "checks/status_macros.h"
 #include "kvblocks/split_planner.h"
 
 namespace kvblocks::attention::cuda {
@@ -91,7 +92,7 @@ absl::Status StorePieces(const CudaCall& call, const DecodePlanParams& decode,
       piece.end_tile = i + 1 == end ? std::numeric_limits<int32_t>::max() : range.end_tile;
       piece.cut = static_cast<uint32_t>(end - begin) << 16 | static_cast<uint32_t>(i - begin);
       if (given.count < GivenPieces::kMost && i + 1 < plan.split_offsets.back()) continue;
-      if (absl::Status status = call.Launch(LaunchGivenPieces, given); !status.ok()) return status;
+      KVBLOCKS_RETURN_IF_ERROR(call.Launch(LaunchGivenPieces, given));
       given.first += given.count;
       given.count = 0;
     }
@@ -138,14 +139,13 @@ absl::Status RunPagedDecode(CudaCall& call, PagedDecodeParams params, const Spli
     params.given_window = static_cast<int32_t>(plan->type.window);
   }
   const PagedDecodeWorkspace workspace = WorkspaceOf(params, multiprocessors);
-  const auto memory = call.Take<std::byte>(static_cast<int64_t>(workspace.bytes));
-  if (!memory.ok()) return memory.status();
-  if (absl::Status status = PrepareMask(call, params); !status.ok()) return status;
+  KVBLOCKS_ASSIGN_OR_RETURN(std::byte* const memory,
+                            call.Take<std::byte>(static_cast<int64_t>(workspace.bytes)));
+  KVBLOCKS_RETURN_IF_ERROR(PrepareMask(call, params));
   if (plan != nullptr && params.num_requests > 0) {
-    params.plan = *memory + workspace.partial_bytes;
-    absl::Status status =
-        StorePieces(call, DecodePlanOf(params, multiprocessors), *plan, params.plan);
-    if (!status.ok()) return status;
+    params.plan = memory + workspace.partial_bytes;
+    KVBLOCKS_RETURN_IF_ERROR(
+        StorePieces(call, DecodePlanOf(params, multiprocessors), *plan, params.plan));
   }
   return call.Launch(LaunchPagedDecode, params);
 }
@@ -163,15 +163,14 @@ int64_t CudaDecodePlanBytes(const ExecContext& context, const PagedDecodeArgs& a
 absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& args,
                             DeviceDecodePlan* plan) {
   constexpr char kOp[] = "PlanDecode";
-  if (absl::Status status = CheckOnCuda(context, args); !status.ok()) return status;
+  KVBLOCKS_RETURN_IF_ERROR(CheckOnCuda(context, args));
   const PagedDecodeParams params = PagedDecodeParamsOf(args);
   if (!TakesPagedDecode(params)) {
     return absl::UnimplementedError(
         absl::StrCat(kOp, ": not built for this layout, type, head size or score feature"));
   }
-  const absl::StatusOr<CudaCall> call = CudaCall::Begin(kOp, context);
-  if (!call.ok()) return call.status();
-  const DecodePlanParams decode = DecodePlanOf(params, call->launch().num_multiprocessors);
+  KVBLOCKS_ASSIGN_OR_RETURN(const CudaCall call, CudaCall::Begin(kOp, context));
+  const DecodePlanParams decode = DecodePlanOf(params, call.launch().num_multiprocessors);
   const size_t needed = LayoutOf(decode).bytes;
   const TensorView& memory = plan->memory;
   const int64_t given = memory.absent() ? 0 : memory.num_elements() * ElementBytes(memory.dtype);
@@ -191,7 +190,7 @@ absl::Status CudaPlanDecode(const ExecContext& context, const PagedDecodeArgs& a
   plan->max_seq_len = args.max_seq_len;
   plan->cache_dtype = args.cache.k.dtype;
   plan->split = args.params.split;
-  return StatusOf(kOp, LaunchDecodePlan(call->launch(), decode, memory.data));
+  return StatusOf(kOp, LaunchDecodePlan(call.launch(), decode, memory.data));
 }
 
 }  // namespace kvblocks::attention::cuda

@@ -1,8 +1,8 @@
 // Decode on tensor cores with chunks, kPagedX, masks and block-sparse visibility, its kernels run
 // on the host, against the dense oracle.
 
+#include <algorithm>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <random>
 #include <vector>
@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "attention/cuda/kernels/decode_partition.h"
 #include "attention/cuda/testing/decode_runner.h"
+#include "attention/testing/random_features.h"
 #include "attention/testing/says.h"
 #include "gtest/gtest.h"
 #include "kvblocks/device_types.h"
@@ -143,42 +144,6 @@ TEST(DecodeChunkTest, ClustersHaveChunks) {
 }
 
 // --- kPagedX ---
-
-TEST(DecodePagedXTest, AgreesWithTheOracle) {
-  struct Case {
-    DType q, cache;
-    int64_t key_dim, value_dim, heads, kv_heads, block_size;
-  };
-  for (const Case& given : {Case{DType::kBF16, DType::kBF16, 64, 64, 2, 2, 8},
-                            Case{DType::kF16, DType::kF16, 128, 128, 8, 1, 16},
-                            Case{DType::kBF16, DType::kBF16, 128, 96, 20, 2, 64},
-                            Case{DType::kF16, DType::kF16, 256, 256, 4, 2, 32},
-                            Case{DType::kBF16, DType::kBF16, 120, 112, 3, 1, 24},
-                            Case{DType::kBF16, DType::kF8E4M3, 64, 64, 4, 2, 16},
-                            Case{DType::kF16, DType::kF8E5M2, 128, 128, 12, 1, 32},
-                            Case{DType::kBF16, DType::kI8, 112, 96, 4, 1, 16},
-                            Case{DType::kF16, DType::kF8E4M3, 256, 192, 2, 1, 64}}) {
-    PagedCaseOptions options = DecodeOptions();
-    options.layout = KvLayout::kPagedX;
-    options.q_dtype = given.q;
-    options.cache_dtype = given.cache;
-    options.key_dim = given.key_dim;
-    options.value_dim = given.value_dim;
-    options.num_heads = given.heads;
-    options.num_kv_heads = given.kv_heads;
-    options.block_size = given.block_size;
-    options.scales = PagedCaseOptions::Scales::kPerHead;
-    PagedCase paged(options);
-    SCOPED_TRACE(absl::StrCat(Name(given.cache), " D ", given.key_dim, "/", given.value_dim));
-    DecodeRunner runner;
-    runner.ExpectDecode(paged);
-    paged.params.window_left = 37;
-    runner.ExpectDecode(paged);
-    paged.params.split = SplitPolicy::Fixed(2 * options.block_size);
-    runner.ExpectDecode(paged);
-    EXPECT_EQ(runner.flags(), 0u);
-  }
-}
 
 TEST(DecodePagedXTest, SeveralTokensClustersAndNan) {
   PagedCaseOptions options = DecodeOptions({1, 3, 70, 200, 5, 66}, {1, 3, 4, 2, 0, 3});
@@ -372,8 +337,8 @@ TEST(DecodeSparseTest, AgreesWithTheOracleAndReadsNoBlockThatNobodySees) {
 
 TEST(DecodeSpecialTest, RandomBatches) {
   std::mt19937_64 random(17);
+  const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };
   for (int n = 0; n < 60; ++n) {
-    const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };
     PagedCaseOptions options = DecodeOptions();
     options.seed = static_cast<uint64_t>(n) + 1;
     options.layout = n % 3 == 0 ? KvLayout::kPagedX : n % 3 == 1 ? KvLayout::kNhd : KvLayout::kHnd;
@@ -387,32 +352,10 @@ TEST(DecodeSpecialTest, RandomBatches) {
       options.q_lens.push_back(std::min(options.lengths.back(), draw(0, 4)));
     }
     PagedCase paged(options);
-    AttnParams& params = paged.params;
-    params.causal = draw(0, 2) > 0;
-    if (draw(0, 2) == 0) params.window_left = draw(0, 100);
-    if (draw(0, 2) == 0) params.chunk = options.block_size * draw(1, 6);
-    if (draw(0, 2) == 0) {
-      params.block_sparse.local_blocks = static_cast<int32_t>(draw(1, 3));
-      params.block_sparse.vert_stride = static_cast<int32_t>(draw(2, 6));
-      params.block_sparse.block_size =
-          draw(0, 3) == 0 ? options.block_size / 2 : draw(1, 3) * options.block_size;
-      params.block_sparse.head_sliding_step = static_cast<int32_t>(draw(-2, 2));
-    }
-    Tensor mask(DType::kBool, {paged.num_requests(), options.num_heads, 4, 220});
-    std::vector<double> values(mask.view.num_elements());
-    if (n % 3 == 1) {
-      const int64_t one_in = draw(2, 5);
-      for (double& value : values) value = draw(0, one_in) == 0;
-      mask.Set(values);
-      params.mask.tensor = mask.view;
-      params.mask.form = MaskForm::kPerHead;
-      paged.hide = [&](int64_t b, int64_t i, int64_t j, int64_t h) {
-        return values[((b * options.num_heads + h) * 4 + i) * 220 + j] != 0;
-      };
-    }
-    SCOPED_TRACE(n);
+    const RandomFeatures features(paged, false, draw);
     // Chunks that several tokens of a block could be in are for prefill.
-    if (params.chunk > 0 && params.chunk < 16) continue;
+    if (paged.params.chunk < 16) paged.params.chunk = 0;
+    SCOPED_TRACE(n);
     DecodeRunner().ExpectPrefill(paged);
   }
 }

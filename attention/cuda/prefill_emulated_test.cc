@@ -1,12 +1,9 @@
-// Both prefill kernels, emulated, against the dense oracle.
+// Both prefill kernels, emulated, keys whole and cut into pieces, against the dense oracle.
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
 #include <limits>
 #include <random>
-#include <string>
-#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -20,32 +17,11 @@
 namespace kvblocks::attention::cuda {
 namespace {
 
-class PrefillTest : public PrefillFixture {
- protected:
-  template <typename Args>
-  void Launch(const Args& args, uint32_t expected_flags = 0) {
-    uint32_t flags = 0;
-    ExpectValid(args, expected_flags);
-    const PrefillParams params{DenseAttentionOf(args)};
-    ASSERT_TRUE(TakesPrefill(params));
-    ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
-    EXPECT_EQ(flags, expected_flags);
-  }
-  static void ExpectExact(const PagedCase& paged) {
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
-  }
-  void ExpectPrefillIsExact(PagedCase& paged, uint32_t expected_flags = 0) {
-    paged.ClearOutputs();
-    Launch(paged.PrefillArgs(), expected_flags);
-    ExpectExact(paged);
-  }
-  void ExpectVarlenIsExact(PagedCase& paged) {
-    paged.ClearOutputs();
-    Launch(paged.VarlenArgs());
-    ExpectExact(paged);
-  }
-};
-INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillTest, BothPrefillKernels(), NameOfPrefillKernel);
+using PrefillTest = PrefillFixture;
+INSTANTIATE_TEST_SUITE_P(Kernels, PrefillTest,
+                         testing::Values(PrefillKernel{80}, PrefillKernel{90}, PrefillKernel{80, 3},
+                                         PrefillKernel{90, 3}),
+                         NameOfPrefillKernel);
 
 TEST_P(PrefillTest, T1LayoutsTypesHeadSizesAndGroups) {
   struct Case {
@@ -214,37 +190,41 @@ TEST_P(PrefillTest, ContiguousKeysOfOtherLengths) {
 }
 
 TEST_P(PrefillTest, T2FeaturesOfScores) {
-  PagedCaseOptions options = Options({150, 40, 70}, {40, 40, 3});
-  options.num_heads = 4, options.num_kv_heads = 2;
+  PagedCaseOptions options = Options({330, 40, 270}, {40, 40, 3});
   const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0.0625});
   const Tensor sinks = FloatTensor(
       {0.5, -std::numeric_limits<double>::infinity(), 3, std::numeric_limits<double>::infinity()});
-  for (const int features : {1, 2, 4, 8, 16, 32, 7, 62, 44}) {
+  for (const int features : {1, 2, 4, 8, 16, 32, 7, 62, 44, 70, 101, 158}) {
     SCOPED_TRACE(features);
+    options.layout = features & 128 ? KvLayout::kPagedX : KvLayout::kNhd;
     PagedCase paged(options);
     if (features & 1) paged.params.causal = false;
     if (features & 2) paged.params.soft_cap = 5;
     if (features & 4) paged.params.alibi_slopes = slopes.view;
     if (features & 8) paged.params.sinks = sinks.view;
-    if (features & 16) paged.params.window_left = 20;
-    if (features & 32) paged.params.chunk = 32;
+    if (features & 16) paged.params.window_left = 140;
+    if (features & 32) paged.params.chunk = 96;
+    if (features & 64) {
+      paged.params.block_sparse = {
+          .local_blocks = 2, .vert_stride = 3, .block_size = 16, .head_sliding_step = 1};
+    }
     ExpectPrefillIsExact(paged);
   }
 }
 
+// Pieces are of what the window lets be seen, and none are empty.
 TEST_P(PrefillTest, T5NothingOutsideOfWindowsIsRead) {
   for (const bool causal : {true, false}) {
-    PagedCaseOptions options = Options({200, 90}, {10, 70});
+    PagedCaseOptions options = Options({700, 390}, {10, 70});
     options.block_size = 8;
     options.num_heads = 2, options.num_kv_heads = 1;
     PagedCase paged(options);
     paged.params.causal = causal;
-    paged.params.window_left = 24;
+    paged.params.window_left = 260;
     if (!causal) paged.params.window_right = 6;
     paged.KillBlocks(
         [&](int64_t b, int64_t column) {
-          const int64_t first = options.lengths[b] - options.q_lens[b] - 24;
-          return column * 8 + 7 < first;
+          return column * 8 + 7 < options.lengths[b] - options.q_lens[b] - 260;
         },
         causal);
     ExpectPrefillIsExact(paged);
@@ -273,7 +253,7 @@ TEST_P(PrefillTest, T5HiddenKeysOfPagesThatAreReadDoNotCount) {
   }
 }
 
-TEST_P(PrefillTest, NonFiniteValuesReachRowsThatSeeThemAlone) {
+TEST_P(PrefillTest, NonFiniteKeysAndValuesReachRowsThatSeeThemAlone) {
   for (const auto& [type, cached] : {std::pair{DType::kBF16, DType::kBF16},
                                      {DType::kF16, DType::kF16},
                                      {DType::kBF16, DType::kF8E5M2},
@@ -283,30 +263,22 @@ TEST_P(PrefillTest, NonFiniteValuesReachRowsThatSeeThemAlone) {
     options.cache_dtype = cached;
     if (type == DType::kF8E4M3) options.out_dtype = DType::kBF16;
     options.num_heads = 2, options.num_kv_heads = 1;
-    options.lengths = {90, 30};
-    options.q_lens = {80, 30};
+    options.lengths = {290, 140};
+    options.q_lens = {180, 30};
     PagedCase paged(options);
-    paged.params.window_left = 40;
+    paged.params.window_left = 140;
     std::vector<double> row(64, 1);
     row[3] = std::numeric_limits<double>::quiet_NaN();
     row[50] = std::numeric_limits<double>::infinity();
     row[51] = -std::numeric_limits<double>::infinity();
     paged.SetValue(0, 20, 0, row);
-    paged.SetValue(0, 85, 0, row);
+    paged.SetValue(0, 129, 0, row);
+    paged.SetValue(0, 285, 0, row);
+    paged.SetKey(0, 230, 0, row);
     row[3] = 2;
-    paged.SetValue(1, 17, 0, row);
+    paged.SetValue(1, 127, 0, row);
     ExpectPrefillIsExact(paged);
   }
-}
-
-TEST_P(PrefillTest, NonFiniteKeysReachRowsThatSeeThemAlone) {
-  PagedCaseOptions options = Options({90}, {80});
-  options.num_heads = 2, options.num_kv_heads = 1;
-  PagedCase paged(options);
-  std::vector<double> row(64, 1);
-  row[3] = std::numeric_limits<double>::quiet_NaN();
-  paged.SetKey(0, 60, 0, row);
-  ExpectPrefillIsExact(paged);
 }
 
 TEST_P(PrefillTest, BadBlocksAreInvisibleAndFlagged) {
@@ -346,24 +318,22 @@ TEST_P(PrefillTest, LengthsPastTheTableAreClampedAndFlagged) {
 }
 
 TEST_P(PrefillTest, QueryPositionsInAnyOrder) {
-  PagedCaseOptions options = Options({120, 30}, {40, 3});
+  PagedCaseOptions options = Options({400, 30}, {70, 3});
   options.num_heads = 4, options.num_kv_heads = 1;
   PagedCase paged(options);
   std::mt19937_64 random(7);
-  for (int64_t i = 0; i < 43; ++i) {
+  for (int64_t i = 0; i < 73; ++i) {
     paged.query_positions.push_back(
-        static_cast<int32_t>(IntegerDraw(random, 0, i < 40 ? 119 : 29)));
+        static_cast<int32_t>(IntegerDraw(random, 0, i < 70 ? 399 : 29)));
   }
   ExpectPrefillIsExact(paged);
 }
 
 TEST_P(PrefillTest, OutputsInEightBits) {
   for (const DType code : {DType::kF8E4M3, DType::kF8E5M2}) {
-    PagedCaseOptions options = Options({40}, {17});
-    options.num_heads = 2, options.num_kv_heads = 1;
-    PagedCase paged(options);
+    PagedCase paged(Options({300, 7}, {30, 3}));
     PagedPrefillArgs args = paged.PrefillArgs();
-    Tensor out(code, {17, 2, 64});
+    Tensor out(code, {33, 4, 64});
     args.out = out.view;
     args.out_scale = 0.5f;
     Launch(args);

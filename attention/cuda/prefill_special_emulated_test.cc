@@ -13,6 +13,7 @@
 #include "attention/cuda/kernels/prefill.h"
 #include "attention/cuda/testing/prefill_fixture.h"
 #include "attention/testing/paged_case.h"
+#include "attention/testing/random_features.h"
 #include "attention/testing/tolerance.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_cuda.h"
@@ -50,39 +51,23 @@ class PrefillSpecialTest : public PrefillFixture {
     return bits;
   }
   void ExpectExact(PagedCase& paged) {
-    const Tolerance tolerance = CudaTolerance(paged.out.view.dtype);
-    if (paged.params.mask.form != MaskForm::kRaggedBits) {  // sums of bits are the operation's
-      const PagedPrefillArgs args = paged.PrefillArgs();
-      ExpectValid(args, 0);
-      const PrefillParams params{DenseAttentionOf(args)};
-      ASSERT_TRUE(TakesPrefill(params));
-      uint32_t flags = 0;
-      paged.ClearOutputs();
-      ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
-      EXPECT_EQ(flags, 0u);
-      EXPECT_EQ(paged.Mismatch(tolerance), "");
-    }
-    if (GetParam() == 90) return;
+    // Sums of bits are the operation's.
+    if (paged.params.mask.form != MaskForm::kRaggedBits) ExpectPrefillIsExact(paged);
+    if (GetParam().capability == 90) return;
     const PagedPrefillArgs args = paged.PrefillArgs();
     paged.ClearOutputs();
     EXPECT_EQ(RunOp(args, &AttentionOps::PagedPrefill), 0u);
-    EXPECT_EQ(paged.Mismatch(tolerance), "");
+    PrefillFixture::ExpectExact(paged);
   }
   void ExpectVarlenExact(PagedCase& paged) {
     paged.ClearOutputs();
     EXPECT_EQ(RunOp(paged.VarlenArgs(), &AttentionOps::VarlenSelfAttention), 0u);
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(paged.out.view.dtype)), "");
+    PrefillFixture::ExpectExact(paged);
   }
-  static std::vector<std::byte> Launched(PagedCase& paged) {
-    uint32_t flags = 0;
+  std::vector<std::byte> Launched(PagedCase& paged) {
     paged.ClearOutputs();
-    const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
-    EXPECT_TRUE(TakesPrefill(params));
-    EXPECT_EQ(LaunchPrefill(Context(&flags), params), 0);
-    EXPECT_EQ(flags, 0u);
-    std::vector<std::byte> bytes = paged.out.bytes;
-    bytes.insert(bytes.end(), paged.lse.bytes.begin(), paged.lse.bytes.end());
-    return bytes;
+    Launch(PrefillParams{DenseAttentionOf(paged.PrefillArgs())}, 0);
+    return OutputBytes(paged);
   }
   static int64_t PositionOf(const PagedCase& paged, int64_t b, int64_t i) {
     return paged.options().lengths[b] - paged.options().q_lens[b] + i;
@@ -185,12 +170,7 @@ TEST_P(PrefillSpecialTest, PagedXHasNanAndBadBlocks) {
   ExpectExact(paged);
   paged.block_table.view.as<int32_t>()[4 * paged.block_table.view.extent[1] + 3] = 1 << 29;
   paged.hide = [](int64_t b, int64_t, int64_t j, int64_t) { return b == 4 && j / 16 == 3; };
-  uint32_t flags = 0;
-  paged.ClearOutputs();
-  const PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
-  ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
-  EXPECT_EQ(flags, uint32_t{kBadBlock});
-  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
+  ExpectPrefillIsExact(paged, kBadBlock);
 }
 
 // --- Masks ---
@@ -280,15 +260,12 @@ TEST_P(PrefillSpecialTest, RaggedBitsOfPagedAndContiguousKeys) {
     const int64_t bit = first_bit[b] + i * paged.options().lengths[b] + j;
     return (static_cast<int>(bits.bytes[bit / 8]) >> (bit % 8) & 1) != 0;
   };
-  if (GetParam() == 90) {
-    uint32_t flags = 0;
+  if (GetParam().capability == 90) {
     PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
     params.scoring.mask.bits_before = first_bit.data();
     ASSERT_TRUE(TakesPrefillHopper(params));
-    ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
-    EXPECT_EQ(flags, 0u);
-    EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
-    return;
+    Launch(params, 0);
+    return PrefillFixture::ExpectExact(paged);
   }
   ExpectExact(paged);
   ExpectVarlenExact(paged);
@@ -361,11 +338,9 @@ TEST_P(PrefillSpecialTest, MasksTooSmallForALengthHideTheRestAndFlag) {
   PrefillParams params{DenseAttentionOf(paged.PrefillArgs())};
   params.scoring.mask.columns = 100;  // as if lengths had grown
   paged.hide = [](int64_t, int64_t, int64_t j, int64_t) { return j >= 100; };
-  uint32_t flags = 0;
   paged.ClearOutputs();
-  ASSERT_EQ(LaunchPrefill(Context(&flags), params), 0);
-  EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
-  EXPECT_EQ(flags, uint32_t{kLengthClamped});
+  Launch(params, 0, kLengthClamped);
+  PrefillFixture::ExpectExact(paged);
 }
 
 // --- Block-sparse visibility ---
@@ -412,9 +387,9 @@ TEST_P(PrefillSpecialTest, BlockSparseTilesThatNobodySeesAreNotRead) {
 // --- All together ---
 
 TEST_P(PrefillSpecialTest, RandomBatches) {
-  std::mt19937_64 random(23 + static_cast<uint64_t>(GetParam()));
+  std::mt19937_64 random(23 + static_cast<uint64_t>(GetParam().capability));
+  const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };
   for (int n = 0; n < 24; ++n) {
-    const auto draw = [&](int64_t low, int64_t high) { return IntegerDraw(random, low, high); };
     PagedCaseOptions options = Options(n % 2 == 0 ? DType::kBF16 : DType::kF16);
     options.seed = static_cast<uint64_t>(n) + 1;
     options.layout = n % 3 == 0 ? KvLayout::kPagedX : n % 3 == 1 ? KvLayout::kNhd : KvLayout::kHnd;
@@ -429,28 +404,7 @@ TEST_P(PrefillSpecialTest, RandomBatches) {
       options.q_lens.push_back(std::min(options.lengths.back(), draw(0, 80)));
     }
     PagedCase paged(options);
-    AttnParams& params = paged.params;
-    params.causal = draw(0, 2) > 0;
-    if (draw(0, 2) == 0) params.window_left = draw(0, 200);
-    if (draw(0, 2) == 0) params.chunk = options.block_size * draw(1, 8);
-    if (n % 3 != 0 || draw(0, 1) == 0) {
-      params.block_sparse.local_blocks = static_cast<int32_t>(draw(1, 3));
-      params.block_sparse.vert_stride = static_cast<int32_t>(draw(2, 6));
-      params.block_sparse.block_size = options.block_size * draw(1, 4);
-      params.block_sparse.head_sliding_step = static_cast<int32_t>(draw(-2, 2));
-    }
-    Tensor mask;
-    std::vector<bool> hidden(paged.num_requests() * options.num_heads * 80 * 280);
-    if (draw(0, 1) == 0) {
-      const int64_t one_in = draw(2, 5);
-      for (size_t at = 0; at < hidden.size(); ++at) hidden[at] = draw(0, one_in) == 0;
-      mask = MaskOf(
-          paged, DType::kBool,
-          [&](int64_t b, int64_t i, int64_t j, int64_t h) {
-            return hidden[((b * options.num_heads + h) * 80 + i) * 280 + j];
-          },
-          1, 80, draw(0, 1) == 0 ? 280 : 333);
-    }
+    const RandomFeatures features(paged, false, draw);
     SCOPED_TRACE(n);
     ExpectExact(paged);
   }

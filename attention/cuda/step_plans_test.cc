@@ -31,10 +31,9 @@ Tensor Normals(std::vector<int64_t> extents, uint64_t seed) {
 
 // Decodes through layers over caches of random rows. No fixture: GoogleTest makes those of tests
 // that are skipped, too, and without a GPU this cannot be made.
-class LayersOfAStep {
- protected:
+struct LayersOfAStep {
   LayersOfAStep() {
-    EXPECT_EQ(CreateStream(&context_.stream), 0);
+    EXPECT_EQ(CreateStream(&context.stream), 0);
     auto builder = AttentionMetadataBuilder::Create(
         {.groups = {{.manager_block_size = kBlockSize,
                      .kernel_block_size = kBlockSize,
@@ -43,13 +42,13 @@ class LayersOfAStep {
          .max_num_tokens = kRequests,
          .max_seq_len = 800});
     builder_ = std::make_unique<AttentionMetadataBuilder>(*std::move(builder));
-    uploaded_ = std::move(DeviceMetadata::Create(context_, builder_.get())).value();
+    uploaded = std::move(DeviceMetadata::Create(context, builder_.get())).value();
   }
   ~LayersOfAStep() {
-    EXPECT_EQ(Synchronize(context_.stream), 0);
+    EXPECT_EQ(Synchronize(context.stream), 0);
     EXPECT_EQ(on_.flags(), 0u);
-    uploaded_.reset();
-    EXPECT_EQ(DestroyStream(context_.stream), 0);
+    uploaded.reset();
+    EXPECT_EQ(DestroyStream(context.stream), 0);
   }
 
   void AddLayer(int64_t head_size, int64_t window, SplitPolicy split, bool split_as_vllm = false) {
@@ -75,7 +74,7 @@ class LayersOfAStep {
       tables.push_back(blocks[b]);
     }
     ASSERT_EQ(builder_->Build({.requests = requests, .block_ids = tables}), absl::OkStatus());
-    ASSERT_EQ(uploaded_->Upload(context_), absl::OkStatus());
+    ASSERT_EQ(uploaded->Upload(context), absl::OkStatus());
   }
   absl::Status Forward(const CommonAttentionMetadata& metadata) {
     absl::Status status;
@@ -85,7 +84,7 @@ class LayersOfAStep {
         return *(*mirror.Of(view).Slice(0, 0, metadata.num_actual_tokens)).Slice(2, 0, dim);
       };
       const TensorView cache = *cache_copy_.Of(rows_.view).Slice(4, 0, dim);
-      status = layers_[i]->Forward(context_,
+      status = layers_[i]->Forward(context,
                                    {.q = rows(q_copy_, q_.view),
                                     .k = rows(k_copy_, k_.view),
                                     .v = rows(v_copy_, v_.view),
@@ -97,13 +96,13 @@ class LayersOfAStep {
     return status;
   }
   std::vector<std::vector<std::byte>> Outputs() {
-    EXPECT_EQ(Synchronize(context_.stream), 0);
+    EXPECT_EQ(Synchronize(context.stream), 0);
     std::vector<std::vector<std::byte>> bytes;
     for (const auto& out : outs_) bytes.push_back(out->Bytes());
     return bytes;
   }
   std::vector<std::vector<std::byte>> OutputsWithoutPlans() {
-    CommonAttentionMetadata metadata = uploaded_->metadata();
+    CommonAttentionMetadata metadata = uploaded->metadata();
     metadata.plans = nullptr;
     EXPECT_EQ(Forward(metadata), absl::OkStatus());
     return Outputs();
@@ -114,111 +113,91 @@ class LayersOfAStep {
   Tensor rows_ = Normals({2, kPoolBlocks, kBlockSize, kKvHeads, 128}, 5);
   const Mirror q_copy_{q_}, k_copy_{k_}, v_copy_{v_};
   DeviceContext on_;
-  ExecContext context_ = on_.context;
+  ExecContext context = on_.context;
   std::unique_ptr<AttentionMetadataBuilder> builder_;
-  std::unique_ptr<DeviceMetadata> uploaded_;
+  std::unique_ptr<DeviceMetadata> uploaded;
   std::vector<std::unique_ptr<AttentionImpl>> layers_;
   std::vector<std::unique_ptr<Mirror>> outs_;
   const Mirror cache_copy_{rows_};
 };
 
-struct OnePlanServesTheLayersOfAType : LayersOfAStep {
-  void Run() {
-    for (int i = 0; i < 3; ++i) {
-      AddLayer(64, 0, SplitPolicy::Fixed(32));
-      AddLayer(64, 40, SplitPolicy::Fixed(32));
-      AddLayer(128, 0, SplitPolicy::Count(3));
-    }
-    int64_t plans = 0;
-    for (const std::vector<int64_t>& computed :
-         std::vector<std::vector<int64_t>>{{100, 3, 150}, {101, 4, 151}, {102, 5}}) {
-      Upload(computed);
-      ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-      plans += 3;  // not 9
-      EXPECT_EQ(uploaded_->plans().num_decode_plans(), plans);
-      EXPECT_EQ(Outputs(), OutputsWithoutPlans());
-    }
-    // The same step again, as where it is captured behind a first run, plans again.
-    ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-    EXPECT_EQ(uploaded_->plans().num_decode_plans(), plans + 3);
-  }
-};
 TEST(StepPlansTest, OnePlanServesTheLayersOfAType) {  // AT-65
-  OnePlanServesTheLayersOfAType().Run();
+  LayersOfAStep step;
+  for (int i = 0; i < 3; ++i) {
+    step.AddLayer(64, 0, SplitPolicy::Fixed(32));
+    step.AddLayer(64, 40, SplitPolicy::Fixed(32));
+    step.AddLayer(128, 0, SplitPolicy::Count(3));
+  }
+  int64_t plans = 0;
+  for (const std::vector<int64_t>& computed :
+       std::vector<std::vector<int64_t>>{{100, 3, 150}, {101, 4, 151}, {102, 5}}) {
+    step.Upload(computed);
+    ASSERT_EQ(step.Forward(step.uploaded->metadata()), absl::OkStatus());
+    plans += 3;  // not 9
+    EXPECT_EQ(step.uploaded->plans().num_decode_plans(), plans);
+    EXPECT_EQ(step.Outputs(), step.OutputsWithoutPlans());
+  }
+  // The same step again, as where it is captured behind a first run, plans again.
+  ASSERT_EQ(step.Forward(step.uploaded->metadata()), absl::OkStatus());
+  EXPECT_EQ(step.uploaded->plans().num_decode_plans(), plans + 3);
 }
 
-struct LayersSplitAsVllmDoes : LayersOfAStep {
-  void Run() {
-    // V1, one pass, of up to 512 keys; V2, partitions of 512, where there is little else to do.
-    AddLayer(64, 0, {}, /*split_as_vllm=*/true);
-    AddLayer(64, 0, SplitPolicy::None());
-    AddLayer(64, 0, SplitPolicy::Fixed(512));
-    for (const auto& [longest, policy] : {std::pair(511, 1), std::pair(700, 2)}) {
-      Upload({longest, 3, 30});
-      const int64_t before = uploaded_->plans().num_decode_plans();
-      ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-      // It shares a plan with the layer of its policy.
-      EXPECT_EQ(uploaded_->plans().num_decode_plans() - before, 2);
-      const auto outputs = Outputs();
-      EXPECT_EQ(outputs[0], outputs[policy]);
-    }
-  }
-};
 TEST(StepPlansTest, LayersSplitAsVllmDoes) {
-  LayersSplitAsVllmDoes().Run();
+  LayersOfAStep step;
+  // V1, one pass, of up to 512 keys; V2, partitions of 512, where there is little else to do.
+  step.AddLayer(64, 0, {}, /*split_as_vllm=*/true);
+  step.AddLayer(64, 0, SplitPolicy::None());
+  step.AddLayer(64, 0, SplitPolicy::Fixed(512));
+  for (const auto& [longest, policy] : {std::pair(511, 1), std::pair(700, 2)}) {
+    step.Upload({longest, 3, 30});
+    const int64_t before = step.uploaded->plans().num_decode_plans();
+    ASSERT_EQ(step.Forward(step.uploaded->metadata()), absl::OkStatus());
+    // It shares a plan with the layer of its policy.
+    EXPECT_EQ(step.uploaded->plans().num_decode_plans() - before, 2);
+    const auto outputs = step.Outputs();
+    EXPECT_EQ(outputs[0], outputs[policy]);
+  }
 }
 
-struct FewRequestsNeedNone : LayersOfAStep {
-  void Run() {
-    AddLayer(64, 0, {});
-    Upload({100, 3, 150});
-    ASSERT_EQ(Forward(uploaded_->metadata()), absl::OkStatus());
-    EXPECT_EQ(uploaded_->plans().num_decode_plans(), 0);
-    EXPECT_EQ(Outputs(), OutputsWithoutPlans());
-  }
-};
 TEST(StepPlansTest, FewRequestsNeedNone) {
-  FewRequestsNeedNone().Run();
+  LayersOfAStep step;
+  step.AddLayer(64, 0, {});
+  step.Upload({100, 3, 150});
+  ASSERT_EQ(step.Forward(step.uploaded->metadata()), absl::OkStatus());
+  EXPECT_EQ(step.uploaded->plans().num_decode_plans(), 0);
+  EXPECT_EQ(step.Outputs(), step.OutputsWithoutPlans());
 }
 
-struct GraphsPlanForTheLengthsThatTheyFind : LayersOfAStep {
-  void Run() {
-    for (int i = 0; i < 2; ++i) AddLayer(64, 0, SplitPolicy::Fixed(32));
-    Upload({20, 3, 30});
-    CommonAttentionMetadata metadata = uploaded_->metadata();
-    metadata.max_seq_len = 800;
-    // As an engine does: a run, then the capture, in one step.
-    ASSERT_EQ(Forward(metadata), absl::OkStatus());
-    Replay replay(context_.stream);
-    replay.Capture([&] { return Forward(metadata); });
-    const int64_t plans = uploaded_->plans().num_decode_plans();
-    EXPECT_EQ(plans, IsEmulation() ? 1 : 2);
-    for (const std::vector<int64_t>& computed :
-         std::vector<std::vector<int64_t>>{{100, 7, 150}, {101, 159, 12}}) {
-      Upload(computed);
-      replay.Run();
-      EXPECT_EQ(Outputs(), OutputsWithoutPlans());
-    }
-  }
-};
 TEST(StepPlansTest, GraphsPlanForTheLengthsThatTheyFind) {  // AT-94
-  GraphsPlanForTheLengthsThatTheyFind().Run();
+  LayersOfAStep step;
+  for (int i = 0; i < 2; ++i) step.AddLayer(64, 0, SplitPolicy::Fixed(32));
+  step.Upload({20, 3, 30});
+  CommonAttentionMetadata metadata = step.uploaded->metadata();
+  metadata.max_seq_len = 800;
+  // As an engine does: a run, then the capture, in one step.
+  ASSERT_EQ(step.Forward(metadata), absl::OkStatus());
+  Replay replay(step.context.stream);
+  replay.Capture([&] { return step.Forward(metadata); });
+  const int64_t plans = step.uploaded->plans().num_decode_plans();
+  EXPECT_EQ(plans, IsEmulation() ? 1 : 2);
+  for (const std::vector<int64_t>& computed :
+       std::vector<std::vector<int64_t>>{{100, 7, 150}, {101, 159, 12}}) {
+    step.Upload(computed);
+    replay.Run();
+    EXPECT_EQ(step.Outputs(), step.OutputsWithoutPlans());
+  }
 }
 
-struct WithoutMemoryLayersPlanForThemselves : LayersOfAStep {
-  void Run() {
-    for (int i = 0; i < 2; ++i) AddLayer(64, 0, SplitPolicy::Fixed(32));
-    Upload({100, 3, 150});
-    StepPlans none;
-    CommonAttentionMetadata metadata = uploaded_->metadata();
-    metadata.plans = &none;
-    ASSERT_EQ(Forward(metadata), absl::OkStatus());
-    EXPECT_EQ(none.num_decode_plans(), 0);
-    EXPECT_EQ(Outputs(), OutputsWithoutPlans());
-  }
-};
 TEST(StepPlansTest, WithoutMemoryLayersPlanForThemselves) {
-  WithoutMemoryLayersPlanForThemselves().Run();
+  LayersOfAStep step;
+  for (int i = 0; i < 2; ++i) step.AddLayer(64, 0, SplitPolicy::Fixed(32));
+  step.Upload({100, 3, 150});
+  StepPlans none;
+  CommonAttentionMetadata metadata = step.uploaded->metadata();
+  metadata.plans = &none;
+  ASSERT_EQ(step.Forward(metadata), absl::OkStatus());
+  EXPECT_EQ(none.num_decode_plans(), 0);
+  EXPECT_EQ(step.Outputs(), step.OutputsWithoutPlans());
 }
 
 }  // namespace

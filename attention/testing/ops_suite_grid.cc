@@ -1,5 +1,5 @@
 // T-1: every pair of types, layouts, head sizes, groups, block sizes and lengths; T-2: every pair
-// of score features; T-21: quantised caches against caches of what their codes stand for.
+// of score features.
 
 #include <algorithm>
 #include <array>
@@ -285,46 +285,6 @@ TEST(OpsGridTest, OutputsAreQuantisedByTheirScale) {
     double largest = 0;
     for (double code : codes.Get()) largest = std::max(largest, code);
     EXPECT_EQ(largest, type == DType::kF8E4M3 ? 448 : 57344);
-  }
-}
-
-// T-21. The values the codes stand for are rounded to nothing in float32.
-TEST(OpsGridTest, T21CodesEqualWhatTheyStandFor) {
-  for (DType type : kCodeTypes) {
-    for (PagedCaseOptions::Scales scales :
-         {PagedCaseOptions::Scales::kOne, PagedCaseOptions::Scales::kPerHead,
-          PagedCaseOptions::Scales::kPerRequest}) {
-      PagedCaseOptions options;
-      options.cache_dtype = type;
-      options.scales = scales;
-      options.key_dim = options.value_dim = 64;
-      PagedCase codes(options);
-      options.cache_dtype = DType::kF32;
-      PagedCase values(options);
-      for (int64_t b = 0; b < codes.num_requests(); ++b) {
-        const DenseRequest& rows = codes.request(b);
-        for (int64_t j = 0; j < rows.kv_len; ++j) {
-          for (int64_t h = 0; h < 2; ++h) {
-            const auto row = [&](const std::vector<double>& all) {
-              const auto begin = all.begin() + (j * 2 + h) * 64;
-              return std::vector<double>(begin, begin + 64);
-            };
-            values.SetKey(b, j, h, row(rows.k));
-            values.SetValue(b, j, h, row(rows.v));
-          }
-        }
-      }
-      for (int64_t t = 0; t < codes.num_tokens(); ++t) {
-        for (int64_t h = 0; h < 4; ++h) {
-          const auto begin = codes.request(t).q.begin() + h * 64;
-          values.SetQuery(t, h, std::vector<double>(begin, begin + 64));
-        }
-      }
-      RunDecode(codes);
-      RunDecode(values);
-      ExpectClose(codes.out.Get(), values.out.Get(), DType::kF32);
-      ExpectClose(codes.lse.Get(), values.lse.Get(), DType::kF32);
-    }
   }
 }
 

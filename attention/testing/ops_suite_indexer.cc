@@ -10,6 +10,7 @@
 
 #include "attention/tensor/small_floats.h"
 #include "attention/testing/ops_suite.h"
+#include "attention/testing/topk_case.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -120,121 +121,57 @@ TEST(IndexerSuite, PlainKeysAreRounded) {
 
 // --- Choosing ---
 
-struct TopkCase {
-  int64_t ratio = 1, width = 8, block_size = 4, heads = 3, dim = 16;
-  DType q = DType::kF32, cache = DType::kF32;  // kU8: planar
-  bool as_slots = true;
-  int spread = 3;  // of values: the fewer, the more ties
-  std::vector<int64_t> lengths = {70, 1, 33}, q_lens = {5, 1, 33};
-};
-
-// Small integers, whose sums are exact: scores of all backends are the same.
-void ExpectTopk(const TopkCase& c) {
-  SCOPED_TRACE(testing::Message() << "ratio " << c.ratio << ", K " << c.width << ", q " << Name(c.q)
-                                  << ", cache " << Name(c.cache) << ", spread " << c.spread);
-  std::mt19937_64 random(7 + c.ratio);
-  const std::vector<int64_t>&lengths = c.lengths, &q_lens = c.q_lens;
-  const int64_t longest = *std::max_element(lengths.begin(), lengths.end());
-  const Batch batch(lengths, q_lens, c.block_size, longest / c.ratio / c.block_size + 1);
-  const int64_t slots = batch.num_blocks * c.block_size;
-  const auto draw = [&](int64_t count) {
-    std::vector<double> values;
-    for (int64_t i = 0; i < count; ++i) {
-      values.push_back(static_cast<double>(IntegerDraw(random, -c.spread, c.spread)));
-    }
-    return values;
-  };
-  const std::vector<double> keys = draw(slots * c.dim);
-  const std::vector<double> queries = draw(batch.num_tokens * c.heads * c.dim);
-  std::vector<double> weights = draw(batch.num_tokens * c.heads);
+void ExpectTopk(const TopkOptions& options) {
+  SCOPED_TRACE(options.DebugString());
+  TopkCase topk(options);
   // A token whose scores are all NaN or zero.
-  for (int64_t h = 0; h < c.heads; ++h) {
-    weights[c.heads + h] = h == 0 ? std::numeric_limits<double>::quiet_NaN() : 0;
+  for (int64_t h = 0; h < options.heads; ++h) {
+    topk.weight(1, h) = h == 0 ? std::numeric_limits<float>::quiet_NaN() : 0;
   }
-  Tensor q(c.q, {batch.num_tokens, c.heads, c.dim}), w(DType::kF32, {batch.num_tokens, c.heads});
-  q.Set(queries), w.Set(weights);
-  Tensor rows;
-  IndexTopkArgs args;
-  if (c.cache == DType::kU8) {
-    rows = Tensor(DType::kU8, {batch.num_blocks, IndexBlockBytes(c.block_size, c.dim)});
-    args.cache = IndexCacheView(rows.view, c.block_size);
-  } else {
-    rows = Tensor(c.cache, {batch.num_blocks, c.block_size, c.dim});
-    args.cache = IndexCacheView(rows.view);
-  }
-  for (int64_t slot = 0; slot < slots; ++slot) {
-    WriteIndexRow({rows.view, c.cache == DType::kU8 ? c.block_size : 0}, slot, c.dim, true,
-                  &keys[slot * c.dim]);
-  }
-  Tensor indices(DType::kI32, {batch.num_tokens, c.width}), lens(DType::kI32, {batch.num_tokens});
-  indices.Set(std::vector<double>(batch.num_tokens * c.width, 77));
-  lens.Set(std::vector<double>(batch.num_tokens, 77));
-  args.q = q.view, args.weights = w.view;
-  batch.Fill(args);
-  args.max_seq_len = longest + 2, args.ratio = c.ratio, args.as_slots = c.as_slots;
-  args.indices = indices.view, args.lens = lens.view;
-  ExpectOk(OpsUnderTest().IndexTopk({}, args));
+  ExpectOk(OpsUnderTest().IndexTopk({}, topk.Args()));
+  topk.ExpectChosen();
+}
 
-  std::vector<double> expected, counts;
-  int64_t t = 0;
-  for (size_t b = 0; b < lengths.size(); ++b) {
-    for (int64_t i = 0; i < q_lens[b]; ++i, ++t) {
-      const int64_t visible = (lengths[b] - q_lens[b] + i + 1) / c.ratio;
-      std::vector<std::pair<double, int64_t>> scored;
-      for (int64_t row = 0; row < visible; ++row) {
-        double score = 0;
-        const double* key = &keys[batch.SlotOf(static_cast<int64_t>(b), row) * c.dim];
-        for (int64_t h = 0; h < c.heads; ++h) {
-          double product = 0;
-          for (int64_t d = 0; d < c.dim; ++d) {
-            product += queries[(t * c.heads + h) * c.dim + d] * key[d];
-          }
-          score += weights[t * c.heads + h] * std::max(product, 0.0);
-        }
-        scored.emplace_back(std::isnan(score) ? kInfinity : -score, row);
-      }
-      std::stable_sort(scored.begin(), scored.end(),
-                       [](const auto& x, const auto& y) { return x.first < y.first; });
-      scored.resize(std::min<size_t>(scored.size(), c.width));
-      std::vector<double> list;
-      for (const auto& [score, row] : scored) list.push_back(static_cast<double>(row));
-      std::sort(list.begin(), list.end());
-      for (double& row : list) {
-        if (c.as_slots) {
-          row =
-              static_cast<double>(batch.SlotOf(static_cast<int64_t>(b), static_cast<int64_t>(row)));
-        }
-      }
-      counts.push_back(static_cast<double>(list.size()));
-      list.resize(c.width, -1);
-      expected.insert(expected.end(), list.begin(), list.end());
-    }
-  }
-  EXPECT_EQ(indices.Get(), expected);
-  EXPECT_EQ(lens.Get(), counts);
+// Prefills, a decode and some tokens of a request; `type` of queries and keys.
+TopkOptions SmallTopk(int64_t width, int spread = 3, DType type = DType::kF32) {
+  return {.lengths = {70, 1, 33},
+          .q_lens = {5, 1, 33},
+          .block_size = 4,
+          .heads = 3,
+          .dim = 16,
+          .width = width,
+          .q = type,
+          .cache = type,
+          .spread = spread};
 }
 
 TEST(IndexerSuite, TheBestRowsAreChosenAndTiesGoToTheLower) {
-  ExpectTopk({});
-  ExpectTopk({.width = 1, .spread = 1});
-  ExpectTopk({.ratio = 4, .width = 5, .spread = 1});
-  ExpectTopk({.width = 100});  // all
-  ExpectTopk({.width = 20, .heads = 11, .q = DType::kBF16, .cache = DType::kBF16});
-  ExpectTopk({.width = 20, .q = DType::kF8E4M3, .cache = DType::kU8});
-  ExpectTopk({.ratio = 4, .width = 6, .block_size = 1, .cache = DType::kU8, .as_slots = false});
+  const auto with = [](TopkOptions options, auto change) {
+    change(options);
+    ExpectTopk(options);
+  };
+  ExpectTopk(SmallTopk(8));
+  ExpectTopk(SmallTopk(1, 1));
+  with(SmallTopk(5, 1), [](auto& o) { o.ratio = 4; });
+  ExpectTopk(SmallTopk(100));  // all
+  with(SmallTopk(20, 3, DType::kBF16), [](auto& o) { o.heads = 11; });
+  with(SmallTopk(20), [](auto& o) { o.q = DType::kF8E4M3, o.cache = DType::kU8; });
+  with(SmallTopk(6), [](auto& o) {
+    o.ratio = 4, o.block_size = 1, o.cache = DType::kU8, o.as_slots = false;
+  });
   // DeepSeek's heads.
-  const TopkCase v32 = {
-      .width = 20, .heads = 64, .dim = 128, .q = DType::kF8E4M3, .cache = DType::kU8};
-  ExpectTopk(v32);
-  TopkCase v4 = v32;
-  v4.ratio = 4, v4.width = 6, v4.as_slots = false;
-  ExpectTopk(v4);
-  ExpectTopk({.width = 20, .heads = 11, .dim = 128, .q = DType::kBF16, .cache = DType::kBF16});
+  const auto v32 = [](auto& o) {
+    o.heads = 64, o.dim = 128, o.q = DType::kF8E4M3, o.cache = DType::kU8;
+  };
+  with(SmallTopk(20), v32);
+  with(SmallTopk(6), [&](auto& o) { v32(o), o.ratio = 4, o.as_slots = false; });
+  with(SmallTopk(20, 3, DType::kBF16), [](auto& o) { o.heads = 11, o.dim = 128; });
   // More rows than a block of threads takes at a time.
   for (const bool as_slots : {true, false}) {
-    TopkCase one = {.width = 130, .block_size = 16, .heads = 1, .dim = 4, .as_slots = as_slots};
-    one.lengths = {700}, one.q_lens = {2};
-    ExpectTopk(one);
+    with(SmallTopk(130), [&](auto& o) {
+      o.block_size = 16, o.heads = 1, o.dim = 4, o.as_slots = as_slots;
+      o.lengths = {700}, o.q_lens = {2};
+    });
   }
 }
 

@@ -1,12 +1,11 @@
-// What must not change results, and what must change them in a known way: T-7, T-9, T-10, T-12 to
-// T-14, T-16, T-18, T-19, T-31, T-33. "To the bit" compares whole output buffers.
+// What must not change results: T-7, T-12, T-13, T-16, T-31; and extreme scores: T-33. "To the bit"
+// compares whole output buffers.
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
 
-#include "absl/strings/str_cat.h"
 #include "attention/testing/ops_suite.h"
 #include "kvblocks/attention_cpu.h"
 
@@ -44,57 +43,6 @@ TEST(OpsInvarianceTest, T7BlockIdsDoNotMatter) {
       }
     }
   }
-}
-
-TEST(OpsInvarianceTest, T9WideWindowsHideNothingAndNarrowOnesAllButTheQuery) {
-  PagedCase paged(PrefillOptions());
-  RunPrefill(paged);
-  const std::vector<std::byte> plain = OutputBytes(paged);
-  paged.params.window_left = 130;
-  RunPrefill(paged);
-  EXPECT_EQ(OutputBytes(paged), plain);
-  paged.params.window_left = 0;
-  RunPrefill(paged);
-  const std::vector<double> out = paged.out.Get();
-  int64_t row = 0;
-  for (int64_t b = 0; b < paged.num_requests(); ++b) {
-    const DenseRequest& request = paged.request(b);
-    for (int64_t i = 0; i < request.q_len; ++i, ++row) {
-      const int64_t p = request.kv_len - request.q_len + i;
-      for (int64_t h = 0; h < 4; ++h) {
-        for (int64_t d = 0; d < 64; ++d) {
-          ASSERT_EQ(out[(row * 4 + h) * 64 + d], request.v[(p * 2 + h / 2) * 64 + d]);
-        }
-      }
-    }
-  }
-}
-
-TEST(OpsInvarianceTest, T10SinksScaleTheOutput) {
-  PagedCase paged(VariedDecodeOptions());
-  RunDecode(paged);
-  const std::vector<std::byte> plain = OutputBytes(paged);
-  const std::vector<double> out = paged.out.Get(), lse = paged.lse.Get();
-  const auto with_sink = [&](double sink) {
-    const Tensor sinks = FloatTensor(std::vector<double>(4, sink));
-    paged.params.sinks = sinks.view;
-    RunDecode(paged);
-    ExpectClose(paged.lse.Get(), lse, DType::kF32);
-  };
-  with_sink(-kInfinity);
-  EXPECT_EQ(OutputBytes(paged), plain);
-  for (double sink : {-3.0, 0.0, 1.5, 6.0}) {
-    with_sink(sink);
-    std::vector<double> expected = out;
-    for (size_t i = 0; i < expected.size(); ++i) {
-      if (lse[i / 64] != -kInfinity) expected[i] /= 1 + std::exp(sink - lse[i / 64]);
-    }
-    ExpectClose(paged.out.Get(), expected, DType::kF32);
-  }
-  with_sink(60);
-  for (double value : paged.out.Get()) EXPECT_LT(std::abs(value), 1e-20);
-  with_sink(kInfinity);
-  for (std::byte byte : paged.out.bytes) ASSERT_EQ(byte, std::byte{0});  // no negative zeros
 }
 
 TEST(OpsInvarianceTest, T12BlocksOutsideTheWindowMayBeGone) {
@@ -156,53 +104,6 @@ TEST(OpsInvarianceTest, T13UnusedMemoryDoesNotMatter) {
   }
 }
 
-// One request's tokens [begin, end) as new ones over the cache of `paged`.
-void PrefillSlice(PagedCase& paged, int64_t begin, int64_t end) {
-  PagedPrefillArgs args = paged.PrefillArgs();
-  const Tensor start = IntTensor({0, static_cast<double>(end - begin)}, {2});
-  const Tensor length = IntTensor({static_cast<double>(end)}, {1});
-  args.q = args.q.Slice(0, begin, end).value();
-  args.out = args.out.Slice(0, begin, end).value();
-  args.lse = args.lse.Slice(0, begin, end).value();
-  args.query_start_loc = start.view;
-  args.seq_lens = length.view;
-  args.max_query_len = end - begin, args.max_seq_len = end;
-  ASSERT_EQ(OpsUnderTest().PagedPrefill({}, args), absl::OkStatus());
-}
-
-TEST(OpsInvarianceTest, T14ChunksAndSingleTokensEqualOnePrefill) {
-  PagedCase paged({.lengths = {61}, .q_lens = {61}, .key_dim = 64, .value_dim = 64});
-  const Tensor slopes = FloatTensor({0.5, 0.25, 0.125, 0}), sinks = FloatTensor({0, 1, -1, 2});
-  for (int features = 0; features < 4; ++features) {
-    if (features == 1) paged.params.window_left = 20;
-    if (features == 2) paged.params.alibi_slopes = slopes.view;
-    if (features == 3) paged.params.sinks = sinks.view, paged.params.soft_cap = 3;
-    ExpectPrefillIsExact(paged);
-    const std::vector<double> out = paged.out.Get(), lse = paged.lse.Get();
-    for (int64_t chunk : {1, 2, 7, 16, 17, 32, 60}) {
-      paged.ClearOutputs();
-      for (int64_t begin = 0; begin < 61; begin += chunk) {
-        PrefillSlice(paged, begin, std::min<int64_t>(61, begin + chunk));
-      }
-      ExpectClose(paged.out.Get(), out, DType::kF32);
-      ExpectClose(paged.lse.Get(), lse, DType::kF32);
-    }
-    paged.ClearOutputs();
-    for (int64_t t = 0; t < 61; ++t) {
-      PagedDecodeArgs args = paged.DecodeArgs();
-      const Tensor length = IntTensor({static_cast<double>(t + 1)}, {1});
-      args.q = args.q.Slice(0, t, t + 1).value();
-      args.out = args.out.Slice(0, t, t + 1).value();
-      args.lse = args.lse.Slice(0, t, t + 1).value();
-      args.seq_lens = length.view;
-      args.max_seq_len = t + 1;
-      ASSERT_EQ(OpsUnderTest().PagedDecode({}, args), absl::OkStatus());
-    }
-    ExpectClose(paged.out.Get(), out, DType::kF32);
-    ExpectClose(paged.lse.Get(), lse, DType::kF32);
-  }
-}
-
 TEST(OpsInvarianceTest, T16CompanyOrderAndPaddingDoNotMatterUnderFixedSplits) {
   PagedCaseOptions options = VariedDecodeOptions();
   options.lengths = {1, 700, 0, 16, 513, 131};
@@ -256,91 +157,6 @@ TEST(OpsInvarianceTest, T16CompanyOrderAndPaddingDoNotMatterUnderFixedSplits) {
                                      out.bytes.begin() + (row + 1) * row_bytes);
     EXPECT_EQ(got, kOrder[row] < 0 ? std::vector<std::byte>(row_bytes) : row_of(kOrder[row]));
   }
-}
-
-TEST(OpsInvarianceTest, T18GroupsEqualRepeatedHeads) {
-  PagedCaseOptions options = PrefillOptions();
-  options.num_heads = 8;
-  for (int64_t kv_heads : {1, 2, 8}) {
-    options.num_kv_heads = kv_heads;
-    PagedCase grouped(options);
-    PagedCaseOptions repeated_options = options;
-    repeated_options.num_kv_heads = 8;
-    PagedCase repeated(repeated_options);
-    const auto row = [&](const std::vector<double>& all, int64_t at) {
-      return std::vector<double>(all.begin() + at * 64, all.begin() + (at + 1) * 64);
-    };
-    int64_t token = 0;
-    for (int64_t b = 0; b < grouped.num_requests(); ++b) {
-      const DenseRequest& from = grouped.request(b);
-      for (int64_t j = 0; j < from.kv_len; ++j) {
-        for (int64_t h = 0; h < 8; ++h) {
-          const int64_t at = j * kv_heads + h / (8 / kv_heads);
-          repeated.SetKey(b, j, h, row(from.k, at));
-          repeated.SetValue(b, j, h, row(from.v, at));
-        }
-      }
-      for (int64_t i = 0; i < from.q_len; ++i, ++token) {
-        for (int64_t h = 0; h < 8; ++h) repeated.SetQuery(token, h, row(from.q, i * 8 + h));
-      }
-    }
-    RunPrefill(grouped);
-    RunPrefill(repeated);
-    ExpectClose(grouped.out.Get(), repeated.out.Get(), DType::kF32);
-    ExpectClose(grouped.lse.Get(), repeated.lse.Get(), DType::kF32);
-  }
-}
-
-TEST(OpsInvarianceTest, T18PermutedHeadsGivePermutedOutputs) {
-  PagedCaseOptions options = PrefillOptions();
-  options.num_heads = options.num_kv_heads = 4;
-  PagedCase paged(options);
-  RunPrefill(paged);
-  const std::vector<double> out = paged.out.Get();
-  // Heads of all three tensors in reverse order, by views of their own.
-  Tensor q(DType::kF32, {paged.num_tokens(), 4, 64});
-  const auto reverse = [](const ConstTensorView& view) {
-    const std::vector<double> values = ValuesOf(view);
-    std::vector<double> reversed(values.size());
-    for (size_t i = 0; i < values.size(); ++i) {
-      reversed[i / 256 * 256 + (3 - i / 64 % 4) * 64 + i % 64] = values[i];
-    }
-    return reversed;
-  };
-  PagedPrefillArgs args = paged.PrefillArgs();
-  q.Set(reverse(args.q));
-  args.q = q.view;
-  paged.k_bytes.Set(reverse(args.cache.k));
-  paged.v_bytes.Set(reverse(args.cache.v));
-  ASSERT_TRUE(OpsUnderTest().PagedPrefill({}, args).ok());
-  EXPECT_EQ(reverse(paged.out.view), out);
-}
-
-TEST(OpsInvarianceTest, T19NeutralFeaturesAndShiftedScores) {
-  PagedCase paged(PrefillOptions());
-  RunPrefill(paged);
-  const std::vector<std::byte> plain = OutputBytes(paged);
-  const std::vector<double> out = paged.out.Get(), lse = paged.lse.Get();
-  const Tensor zeros = FloatTensor({0, 0, 0, 0});
-  paged.params.alibi_slopes = zeros.view;
-  RunPrefill(paged);
-  EXPECT_EQ(OutputBytes(paged), plain);
-  paged.params.alibi_slopes = {};
-  paged.params.soft_cap = 1e6f;  // cap -> infinity; its cubic error is below 1e-10 here
-  RunPrefill(paged);
-  ExpectClose(paged.out.Get(), out, DType::kF32);
-  paged.params.soft_cap = 0;
-  // A constant on all scores, by an additive mask, goes into the lse alone.
-  Tensor mask(DType::kF32, {1, 1, 17, 131});
-  mask.Set(std::vector<double>(17 * 131, 2.5));
-  paged.params.mask.tensor = mask.view;
-  paged.params.mask.form = MaskForm::kPerHead;
-  paged.params.mask.encoding = MaskEncoding::kAdditive;
-  RunPrefill(paged);
-  ExpectClose(paged.out.Get(), out, DType::kF32);
-  std::vector<double> shifted = lse;
-  for (double& value : shifted) value += 2.5;
-  ExpectClose(paged.lse.Get(), shifted, DType::kF32);
 }
 
 TEST(OpsInvarianceTest, T31RunsAndThreadsDoNotMatter) {

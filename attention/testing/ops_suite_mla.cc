@@ -1,11 +1,9 @@
-// T-3, T-23, T-26: multi-head latent attention over every latent layout, as the dense operation has
-// it; the sparse operation and the uncompressed form must agree with it.
+// T-3, Ex-16, Ex-17: multi-head latent attention over every latent layout, dense and by lists of
+// slots.
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -67,36 +65,6 @@ TEST(OpsMlaTest, DenseDecodeTakesFeaturesAndSplits) {
   decode.params.split = SplitPolicy::Fixed(32);
   decode.ExpectExact(decode.Args());
 }
-// T-23. A window as lists of slots for the sparse operation.
-TEST(OpsMlaTest, T23WindowListsEqualTheWindow) {
-  constexpr int64_t kWindow = 24, kHeads = 4;
-  LatentCacheOptions options;
-  options.latent_dim = 512, options.rotary_dim = 64;
-  DenseCase dense(options, {1, 40, 24, 130}, {1, 1, 1, 1}, kHeads, DType::kBF16);
-  dense.params.window_left = kWindow - 1;
-  dense.ExpectExact(dense.Args());
-  std::vector<double> entries, lens;
-  for (int64_t b = 0; b < 4; ++b) {
-    const int64_t begin = std::max<int64_t>(0, dense.lengths[b] - kWindow);
-    for (int64_t k = 0; k < kWindow; ++k) {
-      entries.push_back(begin + k < dense.lengths[b] ? static_cast<double>(dense.Slot(b, begin + k))
-                                                     : -1);
-    }
-    lens.push_back(static_cast<double>(dense.lengths[b] - begin));
-  }
-  const Tensor indices = IntTensor(entries, {4, 1, kWindow}), topk_len = IntTensor(lens, {4});
-  Tensor out(DType::kBF16, {4, 1, kHeads, 512}), lse(DType::kF32, {4, 1, kHeads});
-  SparseMlaDecodeArgs args;
-  args.q = dense.q.view.Unsqueeze(1).value();
-  args.main = {dense.cache.view(), indices.view, topk_len.view};
-  args.scale = dense.params.scale;
-  args.out = out.view;
-  args.lse = lse.view;
-  ASSERT_TRUE(OpsUnderTest().SparseMlaDecode({}, args).ok());
-  ExpectClose(out.Get(), dense.out.Get(), DType::kBF16);
-  ExpectClose(lse.Get(), dense.lse.Get(), DType::kF32);
-}
-// --- Absorbed and uncompressed ---
 
 TEST(OpsMlaTest, Ex16Absorption) {
   LatentCacheOptions options;
@@ -121,123 +89,7 @@ TEST(OpsMlaTest, Ex16Absorption) {
   ExpectExample(absorbed.lse.Get()[0], 4.9568077);
 }
 
-// y [n][to] = x [n][from] * matrix [from][to].
-std::vector<double> Multiply(const std::vector<double>& x, const std::vector<double>& matrix,
-                             int64_t from, int64_t to) {
-  std::vector<double> y(x.size() / from * to);
-  for (size_t n = 0; n < x.size() / from; ++n) {
-    for (int64_t i = 0; i < from; ++i) {
-      for (int64_t j = 0; j < to; ++j) y[n * to + j] += x[n * from + i] * matrix[i * to + j];
-    }
-  }
-  return y;
-}
-
-// Inputs of both forms are products rounded to float32, which moves scores by some 1e-6.
-void ExpectSameModuloInputs(const std::vector<double>& a, const std::vector<double>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  const double limit = 1e-5 + 2 * ToleranceUnderTest(DType::kF32).absolute;
-  for (size_t i = 0; i < a.size(); ++i) {
-    ASSERT_NEAR(a[i], b[i], limit * std::max(1.0, std::abs(a[i]))) << i;
-  }
-}
-
-TEST(OpsMlaTest, T26AbsorbedEqualsUncompressedInOneShotAndInChunks) {
-  constexpr int64_t H = 3, kLatent = 64, kRotary = 16, kNope = 32, kValue = 24, L = 90, Q = 10;
-  std::mt19937_64 random(31);
-  LatentCacheOptions options;
-  options.dtype = DType::kF32;
-  DenseCase absorbed(options, {L}, {Q}, H, DType::kF32);
-  absorbed.params.scale = static_cast<float>(1 / std::sqrt(kNope + kRotary));
-  // Per head: W_UK [kLatent][kNope], W_UV [kLatent][kValue].
-  std::vector<std::vector<double>> w_uk, w_uv;
-  for (int64_t h = 0; h < H; ++h) {
-    w_uk.push_back(NormalDraws(random, kLatent * kNope));
-    w_uv.push_back(NormalDraws(random, kLatent * kValue));
-    for (std::vector<double>* w : {&w_uk.back(), &w_uv.back()}) {
-      for (double& value : *w) value /= 8;
-    }
-  }
-  constexpr int64_t D = kNope + kRotary;
-  Tensor q(DType::kF32, {Q, H, D}), k(DType::kF32, {L, H, D}), v(DType::kF32, {L, H, kValue});
-  q.Set(NormalDraws(random, Q * H * D));
-  const std::vector<double> queries = q.Get();
-  std::vector<double> latent_queries, keys(L * H * D), values(L * H * kValue);
-  for (int64_t t = 0; t < Q; ++t) {
-    for (int64_t h = 0; h < H; ++h) {
-      const double* query = &queries[(t * H + h) * D];
-      for (int64_t c = 0; c < kLatent; ++c) {
-        double sum = 0;
-        for (int64_t n = 0; n < kNope; ++n) sum += w_uk[h][c * kNope + n] * query[n];
-        latent_queries.push_back(sum);
-      }
-      latent_queries.insert(latent_queries.end(), query + kNope, query + D);
-    }
-  }
-  absorbed.q.Set(latent_queries);
-  for (int64_t j = 0; j < L; ++j) {
-    const std::vector<double>& row = absorbed.cache.row(absorbed.Slot(0, j));
-    const std::vector<double> latent = Part(row, 0, kLatent);
-    for (int64_t h = 0; h < H; ++h) {
-      const std::vector<double> nope = Multiply(latent, w_uk[h], kLatent, kNope);
-      const std::vector<double> value = Multiply(latent, w_uv[h], kLatent, kValue);
-      std::copy(nope.begin(), nope.end(), &keys[(j * H + h) * D]);
-      std::copy(row.begin() + kLatent, row.end(), &keys[(j * H + h) * D + kNope]);
-      std::copy(value.begin(), value.end(), &values[(j * H + h) * kValue]);
-    }
-  }
-  k.Set(keys);
-  v.Set(values);
-
-  ASSERT_TRUE(OpsUnderTest().MlaDecode({}, absorbed.Args()).ok());
-  std::vector<double> by_absorption;
-  const std::vector<double> latent_out = absorbed.out.Get();
-  for (int64_t row = 0; row < Q * H; ++row) {
-    const std::vector<double> out =
-        Multiply(Part(latent_out, row * kLatent, kLatent), w_uv[row % H], kLatent, kValue);
-    by_absorption.insert(by_absorption.end(), out.begin(), out.end());
-  }
-  // One shot.
-  const Tensor q_start = IntTensor({0, Q}, {2}), kv_start = IntTensor({0, L}, {2});
-  Tensor out(DType::kF32, {Q, H, kValue}), lse(DType::kF32, {Q, H});
-  VarlenSelfAttentionArgs args;
-  args.q = q.view;
-  args.k = k.view;
-  args.v = v.view;
-  args.query_start_loc = q_start.view;
-  args.kv_start_loc = kv_start.view;
-  args.params.scale = absorbed.params.scale;
-  args.out = out.view;
-  args.lse = lse.view;
-  ASSERT_TRUE(OpsUnderTest().VarlenSelfAttention({}, args).ok());
-  ExpectSameModuloInputs(by_absorption, out.Get());
-  ExpectSameModuloInputs(absorbed.lse.Get(), lse.Get());
-  // New tokens among themselves, causally; the context in chunks, all of it visible; merged.
-  const int64_t kCuts[] = {0, 33, 64, L - Q, L};
-  Tensor outs(DType::kF32, {4, Q, H, kValue}), lses(DType::kF32, {4, Q, H});
-  for (int64_t n = 0; n < 4; ++n) {
-    const Tensor chunk_start = IntTensor({0, static_cast<double>(kCuts[n + 1] - kCuts[n])}, {2});
-    VarlenSelfAttentionArgs chunk = args;
-    chunk.k = k.view.Slice(0, kCuts[n], kCuts[n + 1]).value();
-    chunk.v = v.view.Slice(0, kCuts[n], kCuts[n + 1]).value();
-    chunk.kv_start_loc = chunk_start.view;
-    chunk.params.causal = n == 3;
-    chunk.out = outs.view.Select(0, n).value();
-    chunk.lse = lses.view.Select(0, n).value();
-    ASSERT_TRUE(OpsUnderTest().VarlenSelfAttention({}, chunk).ok());
-  }
-  Tensor merged(DType::kF32, {Q, H, kValue}), merged_lse(DType::kF32, {Q, H});
-  MergeStatesArgs merge;
-  merge.outs = outs.view;
-  merge.lses = lses.view;
-  merge.out = merged.view;
-  merge.lse = merged_lse.view;
-  ASSERT_TRUE(OpsUnderTest().MergeStates({}, merge).ok());
-  ExpectSameModuloInputs(merged.Get(), out.Get());
-  ExpectSameModuloInputs(merged_lse.Get(), lse.Get());
-}
-
-// T-3 and Ex-17: sparse latent attention, decode over every latent layout and prefill.
+// --- Lists of slots ---
 
 LatentCacheOptions ExtraOptions(LatentCacheOptions options) {
   options.block_size = options.block_size == 2 ? 3 : 2;

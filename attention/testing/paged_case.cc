@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "absl/algorithm/container.h"
 #include "attention/tensor/small_floats.h"
 #include "checks/ceil_div.h"
 #include "kvblocks/kv_cache_view.h"
@@ -149,6 +150,7 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
     geometry.key_dim = D, geometry.value_dim = Dv;
     geometry.placement = KvPlacement::kInterleaved;
     k_bytes = Tensor(DType::kU8, {KvCacheBytes(geometry).value()});
+    absl::c_fill(k_bytes.bytes, kScalePoison);
     cache_ = MakeKvCacheView(geometry, k_bytes.view).value();
   } else {
     const auto extents = [&](bool key) {
@@ -164,29 +166,18 @@ PagedCase::PagedCase(const PagedCaseOptions& options) : options_(options) {
       k_bytes = Tensor(options.cache_dtype, extents(true));
       v_bytes = Tensor(options.cache_dtype, extents(false));
       cache_.k = k_bytes.view, cache_.v = v_bytes.view;
+      FillWithPoison(v_bytes);
     }
-  }
-  if (options.format != KvRowFormat::kElements) {
-    std::fill(k_bytes.bytes.begin(), k_bytes.bytes.end(), kScalePoison);
-  } else {
     FillWithPoison(k_bytes);
   }
-  if (!v_bytes.bytes.empty()) FillWithPoison(v_bytes);
 
   params.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(D)));
   if (cache_.takes_scale()) {
+    using Scales = PagedCaseOptions::Scales;
     for (Tensor* scales : {&k_scales, &v_scales}) {
-      switch (options.scales) {
-        case PagedCaseOptions::Scales::kOne:
-          *scales = Tensor(DType::kF32, {1});
-          break;
-        case PagedCaseOptions::Scales::kPerHead:
-          *scales = Tensor(DType::kF32, {Hkv});
-          break;
-        case PagedCaseOptions::Scales::kPerRequest:
-          *scales = Tensor(DType::kF32, {R, Hkv});
-          break;
-      }
+      *scales = options.scales == Scales::kPerRequest
+                    ? Tensor(DType::kF32, {R, Hkv})
+                    : Tensor(DType::kF32, {options.scales == Scales::kOne ? 1 : Hkv});
       std::vector<double> values(scales->view.num_elements());
       for (double& value : values) value = 0.02 + 0.03 * UniformDraw(random);
       scales->Set(values);
@@ -282,11 +273,6 @@ double PagedCase::QueryScaleOf(int64_t head) const {
 int64_t PagedCase::SlotOf(int64_t b, int64_t j) const {
   const int64_t BS = options_.block_size;
   return block_table.view.as<int32_t>()[b * block_table.view.extent[1] + j / BS] * BS + j % BS;
-}
-
-absl::Span<std::byte> PagedCase::BlockBytes(int64_t block) {
-  const size_t size = k_bytes.bytes.size() / static_cast<size_t>(num_blocks_);
-  return absl::MakeSpan(k_bytes.bytes).subspan(static_cast<size_t>(block) * size, size);
 }
 
 void PagedCase::StoreQuantised(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row,
@@ -514,35 +500,25 @@ void PagedCase::SharePrefix(int64_t blocks) {
   }
 }
 
+// The bytes of a block in one of the tensors of the cache, all of which have blocks first.
+absl::Span<std::byte> PagedCase::BlockBytes(Tensor& tensor, int64_t block) const {
+  const size_t size = tensor.bytes.size() / static_cast<size_t>(num_blocks_);
+  return absl::MakeSpan(tensor.bytes).subspan(static_cast<size_t>(block) * size, size);
+}
+
 void PagedCase::PermuteBlocks(std::mt19937_64& random) {
   std::vector<int32_t> new_id(num_blocks_);
   std::iota(new_id.begin(), new_id.end(), 0);
   for (int64_t i = num_blocks_ - 1; i > 1; --i) {
     std::swap(new_id[i], new_id[IntegerDraw(random, 1, i)]);
   }
-  std::vector<std::byte> old_k = k_bytes.bytes, old_v = v_bytes.bytes;
-  if (options_.format != KvRowFormat::kElements) {
-    const size_t size = old_k.size() / static_cast<size_t>(num_blocks_);
+  for (Tensor* tensor : {&k_bytes, &v_bytes}) {
+    const std::vector<std::byte> old = tensor->bytes;
+    auto from = old.begin();
     for (int64_t block = 0; block < num_blocks_; ++block) {
-      std::copy_n(old_k.begin() + block * size, size, BlockBytes(new_id[block]).begin());
-    }
-    old_k.clear();
-  }
-  const int64_t size = ElementBytes(options_.cache_dtype);
-  for (bool key : {true, false}) {
-    if (old_k.empty()) break;
-    const bool in_k = key || v_bytes.bytes.empty();
-    const std::vector<std::byte>& old = in_k ? old_k : old_v;
-    const std::byte* base = in_k ? k_bytes.bytes.data() : v_bytes.bytes.data();
-    for (int64_t slot = 0; slot < num_blocks_ * options_.block_size; ++slot) {
-      const int64_t to =
-          new_id[slot / options_.block_size] * options_.block_size + slot % options_.block_size;
-      for (int64_t h = 0; h < options_.num_kv_heads; ++h) {
-        for (int64_t d = 0; d < (key ? options_.key_dim : options_.value_dim); ++d) {
-          const std::byte* from = old.data() + (Element(key, slot, h, d) - base);
-          std::copy(from, from + size, Element(key, to, h, d));
-        }
-      }
+      const absl::Span<std::byte> to = BlockBytes(*tensor, new_id[block]);
+      std::copy_n(from, to.size(), to.begin());
+      from += to.size();
     }
   }
   int32_t* entries = block_table.view.as<int32_t>();
@@ -554,28 +530,15 @@ void PagedCase::PermuteBlocks(std::mt19937_64& random) {
 void PagedCase::KillBlocks(const std::function<bool(int64_t b, int64_t column)>& dead,
                            bool null_block) {
   int32_t* entries = block_table.view.as<int32_t>();
-  const int64_t columns = block_table.view.extent[1], BS = options_.block_size;
+  const int64_t columns = block_table.view.extent[1];
   for (int64_t b = 0; b < num_requests(); ++b) {
-    for (int64_t c = 0; c < CeilDiv(options_.lengths[b], BS); ++c) {
+    for (int64_t c = 0; c < CeilDiv(options_.lengths[b], options_.block_size); ++c) {
       if (!dead(b, c)) continue;
-      if (options_.format != KvRowFormat::kElements) {
-        const absl::Span<std::byte> block = BlockBytes(entries[b * columns + c]);
-        std::fill(block.begin(), block.end(), kScalePoison);
-        entries[b * columns + c] = null_block ? 0 : static_cast<int32_t>(num_blocks_ - 1);
-        continue;
+      int32_t& entry = entries[b * columns + c];
+      for (Tensor* tensor : {&k_bytes, &v_bytes}) {
+        absl::c_copy(BlockBytes(*tensor, 0), BlockBytes(*tensor, entry).begin());  // poison
       }
-      for (int64_t slot = entries[b * columns + c] * BS; slot < (entries[b * columns + c] + 1) * BS;
-           ++slot) {
-        for (int64_t h = 0; h < options_.num_kv_heads; ++h) {
-          for (int64_t d = 0; d < options_.key_dim; ++d) {
-            StorePoison(options_.cache_dtype, Element(true, slot, h, d));
-          }
-          for (int64_t d = 0; d < options_.value_dim; ++d) {
-            StorePoison(options_.cache_dtype, Element(false, slot, h, d));
-          }
-        }
-      }
-      entries[b * columns + c] = null_block ? 0 : static_cast<int32_t>(num_blocks_ - 1);
+      entry = null_block ? 0 : static_cast<int32_t>(num_blocks_ - 1);
     }
   }
 }

@@ -141,8 +141,7 @@ class PagedCase {
  private:
   // The element of K or V at a slot; d < its dimension.
   std::byte* Element(bool key, int64_t slot, int64_t kv_head, int64_t d);
-  // One block of a format with scales, all of it.
-  absl::Span<std::byte> BlockBytes(int64_t block);
+  absl::Span<std::byte> BlockBytes(Tensor& tensor, int64_t block) const;
   void StoreQuantised(bool key, int64_t b, int64_t j, int64_t kv_head, const double* row,
                       double* plain);
   // Rounds a row as the cache does, stores it, and writes the plain values to `plain`.

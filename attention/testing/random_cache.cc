@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <random>
 #include <set>
 
 #include "attention/cache/quantised_rows.h"
 #include "attention/tensor/small_floats.h"
 #include "attention/testing/paged_case.h"
+#include "checks/ceil_div.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -23,9 +25,11 @@ void FillRandom(std::vector<std::byte>& memory, Random& random) {
 // Strides for the extents, the last `num_dense` dimensions as in a contiguous tensor, the others in
 // any order and with any gaps. If dimension `interleaved` is not -1, strides outside it are
 // multiples of the first one: argument checks recognise such interleaving as free of overlap.
-// `span` becomes the elements that all of it spans.
+// Strides that are not dense are multiples of `alignment`. `span` becomes the elements that all of
+// it spans.
 std::vector<int64_t> RandomStrides(const std::vector<int64_t>& extents, int num_dense,
-                                   int interleaved, Random& random, int64_t* span) {
+                                   int interleaved, int64_t alignment, Random& random,
+                                   int64_t* span) {
   const int rank = static_cast<int>(extents.size());
   std::vector<int64_t> strides(rank, 1);
   int64_t next = 1, unit = 1;
@@ -34,11 +38,12 @@ std::vector<int64_t> RandomStrides(const std::vector<int64_t>& extents, int num_
     strides[i] = next;
     next *= extents[i];
   }
+  next = RoundUp(next, alignment);
   std::vector<int> order(rank - num_dense);
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
   for (const int dim : order) {
-    if (Below(random, 2) == 0) next += Below(random, 4) * unit;
+    if (Below(random, 2) == 0) next += Below(random, 4) * std::max(unit, alignment);
     strides[dim] = next;
     next *= extents[dim];
     if (dim == interleaved) {
@@ -89,7 +94,7 @@ RandomCache::RandomCache(const RandomCacheShape& shape, uint64_t seed) {
       k.extents = {nb, MlaFp8_584BlockBytes(bs)};
       break;
   }
-  const int64_t before = Below(random, 3);
+  const int64_t before = Below(random, 3) * shape.alignment;
   int64_t span = 0;
   k.begin = v.begin = before;
   const bool interleavable =
@@ -98,16 +103,16 @@ RandomCache::RandomCache(const RandomCacheShape& shape, uint64_t seed) {
     // K and V as a dimension of their own, of any place in the order.
     std::vector<int64_t> both = k.extents;
     both.insert(both.begin(), 2);
-    std::vector<int64_t> strides = RandomStrides(both, 1, 0, random, &span);
+    std::vector<int64_t> strides = RandomStrides(both, 1, 0, shape.alignment, random, &span);
     v.begin += strides[0];
     strides.erase(strides.begin());
     k.strides = v.strides = strides;
   } else {
-    k.strides = RandomStrides(k.extents, k_dense, -1, random, &span);
+    k.strides = RandomStrides(k.extents, k_dense, -1, shape.alignment, random, &span);
     if (!v.extents.empty()) {
       int64_t v_span;
-      v.begin += span + Below(random, 3);
-      v.strides = RandomStrides(v.extents, v_dense, -1, random, &v_span);
+      v.begin += span + Below(random, 3) * shape.alignment;
+      v.strides = RandomStrides(v.extents, v_dense, -1, shape.alignment, random, &v_span);
       span = v.begin - before + v_span;
     }
   }
@@ -164,7 +169,7 @@ RandomTensor::RandomTensor(DType dtype, std::vector<int64_t> extents, uint64_t s
   const int64_t before = Below(random, 3);
   int64_t span;
   const std::vector<int64_t> strides =
-      RandomStrides(extents, static_cast<int>(Below(random, 4) != 0), -1, random, &span);
+      RandomStrides(extents, static_cast<int>(Below(random, 4) != 0), -1, 1, random, &span);
   memory_.resize((before + span) * bytes);
   FillRandom(memory_, random);
   if (Info(dtype).is_float) {

@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <random>
 #include <vector>
 
 #include "absl/functional/function_ref.h"
@@ -27,6 +26,7 @@ struct RandomCacheShape {
   DType dtype = DType::kF32;
   int64_t num_blocks = 1, block_size = 1, num_kv_heads = 1;
   int64_t key_dim = 1, value_dim = 1;  // as KvCacheView's; the FP8 MLA layouts know theirs
+  int64_t alignment = 1;               // elements, of where tensors, blocks, tokens and heads begin
 };
 
 class RandomCache {

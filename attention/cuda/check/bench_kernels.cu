@@ -34,8 +34,7 @@ __global__ void ReadAllKernel(const uint4* from, int64_t pieces, uint32_t* sink)
 
 __global__ void __launch_bounds__(kCopyThreads)
     CopyAllKernel(uint4* to, const uint4* from, int64_t pieces) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int64_t first = int64_t{blockIdx.x} * kCopyThreads * kCopyUnroll + threadIdx.x;
   uint4 piece[kCopyUnroll];
 #pragma unroll
@@ -48,10 +47,7 @@ __global__ void __launch_bounds__(kCopyThreads)
   }
 }
 
-__global__ void EmptyKernel(int) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
-}
+__global__ void EmptyKernel(int) { OverlapNeighbours(); }
 
 KVB_DEVICE uint32_t Hash(uint32_t x) {
   x ^= x >> 16;

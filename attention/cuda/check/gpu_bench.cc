@@ -22,12 +22,12 @@ constexpr int64_t kWorkspaceBytes = int64_t{512} << 20;
 constexpr int kWarmRounds = 3;
 constexpr absl::Duration kPause = absl::Milliseconds(300);
 
+}  // namespace
+
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   return values[values.size() / 2];
 }
-
-}  // namespace
 
 int CopiesFor(double bytes, int most) {
   constexpr double kWanted = 1.5e9;

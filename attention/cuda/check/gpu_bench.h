@@ -85,6 +85,7 @@ class GpuBench {
   int failures_ = 0, num_wanted_ = 0;
 };
 
+double Median(std::vector<double> values);
 // Copies of data that make up several times the second-level cache, at most `most`.
 int CopiesFor(double bytes, int most = 40);
 

@@ -1,13 +1,11 @@
-// What only a GPU can show: keys cut for as many multiprocessors as it has (T-8), graphs that
-// follow changed lengths (T-28), the same bits every time (T-31), caches larger than 32-bit offsets
-// (T-32).
+// What only a GPU can show: keys cut for as many multiprocessors as it has (T-8), the same bits
+// every time (T-31), caches larger than 32-bit offsets (T-32).
 
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <numeric>
-#include <string>
 #include <vector>
 
 #include "attention/cuda/check/device_tensor.h"
@@ -148,58 +146,6 @@ struct Step {
     return Cuda().PagedPrefill(context, args);
   }
 };
-
-TEST(GpuOnlyTest, T28ReplaysFollowChangedLengthsTablesAndSlots) {
-  constexpr int64_t kRequests = 8, kMaxLen = 2048;
-  OnStream on;
-  Step step(kRequests, kMaxLen, 1 + kRequests * (kMaxLen / kBlockSize));
-  step.FillCache();
-  step.Set({1, 5, 700, 2048, 0, 16, 17, 1000}, 1, false);
-  // Captured once each; the write runs before the others.
-  const std::function<absl::Status(const ExecContext&)> operations[] = {
-      [&](const ExecContext& context) { return step.Write(context); },
-      [&](const ExecContext& context) { return step.Decode(context); },
-      [&](const ExecContext& context) { return step.Prefill(context, false); },
-      [&](const ExecContext& context) { return step.Prefill(context, true); },
-  };
-  std::vector<void*> graphs;
-  for (const auto& operation : operations) {
-    ASSERT_EQ(BeginCapture(on.context.stream), 0);
-    const absl::Status status = operation(on.context);
-    void* graph = nullptr;
-    ASSERT_EQ(EndCapture(on.context.stream, &graph), 0);
-    ASSERT_TRUE(status.ok()) << status;
-    graphs.push_back(graph);
-  }
-  const std::vector<int64_t> kLengths[] = {{2048, 1, 0, 3, 512, 511, 513, 2000},
-                                           {0, 0, 0, 0, 0, 0, 0, 1},
-                                           {2048, 2048, 2048, 2048, 2048, 2048, 2048, 2048},
-                                           {9, 100, 200, 300, 400, 500, 600, 700}};
-  for (size_t i = 0; i < 4; ++i) {
-    step.Set(kLengths[i], 1, i % 2 == 1);
-    ASSERT_EQ(Synchronize(nullptr), 0);
-    for (size_t k = 0; k < graphs.size(); ++k) {
-      SCOPED_TRACE(testing::Message() << "lengths " << i << ", operation " << k);
-      step.out.FillByte(0xff);
-      step.lse.FillByte(0xff);
-      ASSERT_EQ(Synchronize(nullptr), 0);
-      ASSERT_EQ(LaunchGraph(graphs[k], on.context.stream), 0);
-      const std::vector<std::byte> out = on.Bytes(step.out), lse = on.Bytes(step.lse);
-      const std::vector<std::byte> cache = on.Bytes(step.k);
-      step.out.FillByte(0xff);
-      step.lse.FillByte(0xff);
-      ASSERT_EQ(Synchronize(nullptr), 0);
-      ASSERT_TRUE(operations[k](on.context).ok());
-      EXPECT_EQ(on.Bytes(step.out), out);
-      EXPECT_EQ(on.Bytes(step.lse), lse);
-      EXPECT_EQ(on.Bytes(step.k), cache);
-      // Attention writes every row, also those of empty requests; a write writes none.
-      EXPECT_EQ(out == std::vector<std::byte>(out.size(), std::byte{0xff}), k == 0);
-    }
-  }
-  for (void* graph : graphs) EXPECT_EQ(DestroyGraph(graph), 0);
-  EXPECT_EQ(on.flags(), 0u);
-}
 
 TEST(GpuOnlyTest, T31FiftyRunsGiveTheSameBits) {
   constexpr int64_t kRequests = 5, kMaxLen = 9000;

@@ -354,6 +354,17 @@ void MultiplyGroupRegistersAlongK(float (&d)[kTiles][4], const uint32_t (&a)[4],
   KVB_REGISTERS_32                                                                     \
   ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+// KVB_PRODUCT_64 or _128, as a function defines them, of its T and kTiles.
+#define KVB_PRODUCT_OF_16_BITS               \
+  if constexpr (kTiles == 8 && T::kIsBf16) { \
+    KVB_PRODUCT_64("bf16");                  \
+  } else if constexpr (kTiles == 8) {        \
+    KVB_PRODUCT_64("f16");                   \
+  } else if constexpr (T::kIsBf16) {         \
+    KVB_PRODUCT_128("bf16");                 \
+  } else {                                   \
+    KVB_PRODUCT_128("f16");                  \
+  }
 
 template <typename T, int kTiles>
 KVB_DEVICE void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t b,
@@ -381,18 +392,8 @@ KVB_DEVICE void MultiplyGroupShared(float (&d)[kTiles][4], uint64_t a, uint64_t 
         "}, %64, %65, p, 1, 1;\n}"
         : KVB_TILES_8(0), KVB_TILES_8(8)
         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
-  } else if constexpr (kTiles == 8) {
-    if constexpr (T::kIsBf16) {
-      KVB_PRODUCT_64("bf16");
-    } else {
-      KVB_PRODUCT_64("f16");
-    }
   } else {
-    if constexpr (T::kIsBf16) {
-      KVB_PRODUCT_128("bf16");
-    } else {
-      KVB_PRODUCT_128("f16");
-    }
+    KVB_PRODUCT_OF_16_BITS
   }
 #undef KVB_PRODUCT_64
 #undef KVB_PRODUCT_128
@@ -411,19 +412,7 @@ KVB_DEVICE void MultiplyGroupRegisters(float (&d)[kTiles][4], const uint32_t (&a
                "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                        \
                : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-  if constexpr (kTiles == 8) {
-    if constexpr (T::kIsBf16) {
-      KVB_PRODUCT_64("bf16");
-    } else {
-      KVB_PRODUCT_64("f16");
-    }
-  } else {
-    if constexpr (T::kIsBf16) {
-      KVB_PRODUCT_128("bf16");
-    } else {
-      KVB_PRODUCT_128("f16");
-    }
-  }
+  KVB_PRODUCT_OF_16_BITS
 #undef KVB_PRODUCT_64
 #undef KVB_PRODUCT_128
 }
@@ -446,23 +435,12 @@ KVB_DEVICE void MultiplyGroupRegistersAlongK(float (&d)[kTiles][4], const uint32
       "}, {%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}"                                     \
       : KVB_TILES_8(0), KVB_TILES_8(8)                                                   \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)))
-  if constexpr (kTiles == 8) {
-    if constexpr (T::kIsBf16) {
-      KVB_PRODUCT_64("bf16");
-    } else {
-      KVB_PRODUCT_64("f16");
-    }
-  } else {
-    if constexpr (T::kIsBf16) {
-      KVB_PRODUCT_128("bf16");
-    } else {
-      KVB_PRODUCT_128("f16");
-    }
-  }
+  KVB_PRODUCT_OF_16_BITS
 #undef KVB_PRODUCT_64
 #undef KVB_PRODUCT_128
 }
 
+#undef KVB_PRODUCT_OF_16_BITS
 #undef KVB_TILE
 #undef KVB_TILES_8
 #undef KVB_REGISTERS_32

@@ -25,6 +25,12 @@ inline uint32_t SharedAddress(const void* at) {
 }
 namespace internal {
 inline unsigned char* SharedPointer(uint32_t address) { return DynamicSharedMemory() + address; }
+template <typename T>
+T Copied(const void* from) {
+  T value;
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
 }  // namespace internal
 
 #else
@@ -40,9 +46,7 @@ KVB_DEVICE uint32_t SharedAddress(const void* at) {
 // 16 bytes that nobody writes during the kernel and that are not read again by this multiprocessor.
 KVB_DEVICE uint4 LoadStreaming16(const void* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  uint4 value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
+  return internal::Copied<uint4>(from);
 #else
   uint4 value;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -56,9 +60,7 @@ KVB_DEVICE uint4 LoadStreaming16(const void* from) {
 // kernel before wrote while this one had begun (WaitForPreviousKernel).
 KVB_DEVICE uint4 LoadOnce16(const void* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  uint4 value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
+  return internal::Copied<uint4>(from);
 #else
   uint4 value;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -96,9 +98,7 @@ KVB_DEVICE int CountArrival(int32_t* counter) {
 // What other blocks of the same kernel wrote before a fence: past L1, which may hold old bytes.
 KVB_DEVICE float4 LoadFromOthers16(const void* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  float4 value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
+  return internal::Copied<float4>(from);
 #else
   float4 value;
   asm volatile("ld.global.cg.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -110,9 +110,7 @@ KVB_DEVICE float4 LoadFromOthers16(const void* from) {
 }
 KVB_DEVICE float2 LoadFromOthers8(const void* from) {
 #ifdef KVBLOCKS_CUDA_EMULATION
-  float2 value;
-  std::memcpy(&value, from, sizeof(value));
-  return value;
+  return internal::Copied<float2>(from);
 #else
   float2 value;
   asm volatile("ld.global.cg.v2.f32 {%0, %1}, [%2];"
@@ -259,6 +257,12 @@ KVB_DEVICE void AllowNextKernel() {
 #if !defined(KVBLOCKS_CUDA_EMULATION) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+// Both at once, where a kernel has nothing to do before.
+KVB_DEVICE void OverlapNeighbours() {
+  AllowNextKernel();
+  WaitForPreviousKernel();
 }
 
 // --- Fast arithmetic ---

@@ -16,8 +16,7 @@ constexpr int kWarps = 8;
 // A warp per row; K and V by blockIdx.y.
 __global__ void __launch_bounds__(kWarps * 32)
     FuseKernel(const __grid_constant__ FuseParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= params.num_rows) return;
@@ -53,8 +52,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 template <typename Unit>
 __global__ void __launch_bounds__(kWarps * 32)
     GatherRowsKernel(const __grid_constant__ GatherRowsParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= params.num_rows) return;
@@ -91,8 +89,7 @@ KVB_DEVICE int64_t PositionOf(const void* positions, int64_t stride, bool wide, 
 // A warp per token: angles once, in float64, for all heads.
 __global__ void __launch_bounds__(kWarps * 32)
     RotateKernel(const __grid_constant__ RotateParams params) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token >= params.num_tokens) return;

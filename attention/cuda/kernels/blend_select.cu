@@ -35,8 +35,7 @@ template <bool kWide>
 __global__ void __launch_bounds__(kWarps * 32, 3)
     DifferenceKernel(const __grid_constant__ SelectParams params, FastDivisor units_per_head,
                      KeyWords<uint32_t> keys, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token >= params.num_tokens) {

@@ -56,8 +56,7 @@ KVB_DEVICE void MoveUnits(const BlockBytes& bytes, int64_t from_block, int64_t t
 
 __global__ void __launch_bounds__(kThreads)
     BlockKernel(const __grid_constant__ BlockParams params) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const BlockBytes& bytes = params.tensors[blockIdx.z];
   const int64_t from = params.pairs.from[blockIdx.y], to = params.pairs.to[blockIdx.y];
   int64_t units = bytes.run_units;

@@ -151,8 +151,7 @@ template <typename Copy>
 __global__ void __launch_bounds__(Copy::kThreads, Copy::kBlocks)
     StoreRowsKernel(const __grid_constant__ CacheWriteParams params,
                     const __grid_constant__ RowsPlan plan, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   StoreColumns<Copy, Copy::kTokens>(params, plan, blockIdx.x, static_cast<int>(blockIdx.y), flags);
 }
 
@@ -171,8 +170,7 @@ template <typename Copy>
 __global__ void __launch_bounds__(kThreads, 4)
     StorePagedXKernel(const __grid_constant__ CacheWriteParams params,
                       const __grid_constant__ PagedXPlan plan, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const bool turned = static_cast<int>(blockIdx.x) < plan.num_turned;
   const uint32_t index = turned ? blockIdx.x : blockIdx.x - plan.num_turned;
   const FastDivisor& across = turned ? plan.tiles : plan.column_blocks;
@@ -189,8 +187,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 __global__ void __launch_bounds__(kThreads)
     StoreDimMajorKernel(const __grid_constant__ CacheWriteParams params, SlotDivision division,
                         uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const RowStore& store = params.stores[1];
   const int head = static_cast<int>(blockIdx.y);
   const int64_t token = int64_t{blockIdx.x} * 32 + threadIdx.x % 32;

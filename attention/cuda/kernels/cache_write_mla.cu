@@ -24,8 +24,7 @@ KVB_DEVICE uint8_t ScaleExponent(float amax) {
 __global__ void __launch_bounds__(kWarps * 32)
     MlaFp8WriteKernel(const __grid_constant__ MlaFp8WriteParams params, SlotDivision division,
                       uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   BlockAndOffset place;
@@ -112,8 +111,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 __global__ void __launch_bounds__(kWarps * 32)
     MlaRecordWriteKernel(const __grid_constant__ MlaRecordWriteParams params, SlotDivision division,
                          uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   BlockAndOffset place;

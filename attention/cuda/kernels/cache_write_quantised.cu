@@ -111,8 +111,7 @@ KVB_DEVICE void WriteNvfp4(const Vector& vector, float outer, int lane, uint8_t*
 __global__ void __launch_bounds__(kWarps * 32)
     QuantisedWriteKernel(const __grid_constant__ QuantisedWriteParams params, SlotDivision division,
                          uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t item = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t token = item / (2 * params.heads);

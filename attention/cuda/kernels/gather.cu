@@ -132,8 +132,7 @@ KVB_DEVICE BlockAndOffset PlaceOf(const PagedKeys& keys, const SlotDivision& div
 __global__ void __launch_bounds__(kWarps * 32)
     GatherKernel(const __grid_constant__ GatherParams params, SlotDivision division,
                  uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t request = blockIdx.y;
   const Extent extent = ExtentOf(params, request, threadIdx.x == 0 && blockIdx.x == 0, flags);
@@ -205,8 +204,7 @@ __global__ void __launch_bounds__(kThreads)
     GatherUnitsKernel(const __grid_constant__ GatherParams params,
                       const __grid_constant__ GatherPlan plan, uint32_t* flags) {
   __shared__ int64_t rows[2][kMostTokens];  // in the cache's tensors; -1: none
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int thread = static_cast<int>(threadIdx.x);
   const int64_t request = blockIdx.z;
   const Extent extent =

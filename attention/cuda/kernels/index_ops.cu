@@ -60,8 +60,7 @@ KVB_DEVICE int64_t RowOf(const SlotParams& params, int64_t position) {
 }
 
 __global__ void __launch_bounds__(kSlotThreads) SlotKernel(SlotParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int64_t token = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
   if (token >= params.num_slots) return;
   int64_t slot = -1;
@@ -149,8 +148,7 @@ KVB_DEVICE int64_t LogitsRow(const InputTokenParams& params, int64_t i, int64_t 
 
 __global__ void __launch_bounds__(kSlotThreads)
     InputTokenKernel(InputTokenParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int64_t i = int64_t{blockIdx.x} * kSlotThreads + threadIdx.x;
   const int64_t num_tokens = NumTokens(params.batch, i == 0, flags);
   int64_t id = 0, position = 0;
@@ -213,8 +211,7 @@ KVB_DEVICE Window WindowOf(const IndexListParams& params, const ListRow& at) {
 
 __global__ void __launch_bounds__(kWarps * 32)
     WindowKernel(IndexListParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int64_t length = 0;
@@ -242,8 +239,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 }
 
 __global__ void __launch_bounds__(kWarps * 32) TopkKernel(IndexListParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int32_t count = 0;
@@ -267,8 +263,7 @@ __global__ void __launch_bounds__(kWarps * 32) TopkKernel(IndexListParams params
 
 __global__ void __launch_bounds__(kWarps * 32)
     DenseKernel(IndexListParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int64_t length = 0;
@@ -290,8 +285,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 __global__ void __launch_bounds__(kWarps * 32)
     PrefillKernel(IndexListParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const ListRow at = RowOfWarp(params, flags);
   if (at.row >= params.num_lens) return;
   int64_t length = 0;

@@ -20,8 +20,7 @@ constexpr int kManyThreads = 1024, kManyStates = 32;
 
 __global__ void __launch_bounds__(kThreads)
     IndexWriteKernel(const __grid_constant__ IndexWriteParams params, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t token = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (token >= params.num_tokens) return;
@@ -70,8 +69,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     StoreStatesKernel(const __grid_constant__ CompressParams params, SlotDivision slots, int warps,
                       bool by_fours, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int thread = static_cast<int>(threadIdx.x), threads = 32 * warps;
   const int64_t token = int64_t{blockIdx.x} * (kThreads / threads) + thread / threads;
   if (token >= params.num_slots) return;
@@ -281,8 +279,7 @@ KVB_DEVICE void CompressRow(const CompressParams& params, int32_t request, int64
 template <int kUnit, int kRowThreads>
 __global__ void __launch_bounds__(kRowThreads)
     CompressKernel(const __grid_constant__ CompressParams params, int32_t tokens, uint32_t* flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   int64_t token = int64_t{blockIdx.x} * tokens;
   const int64_t end = token + tokens < params.num_tokens ? token + tokens : params.num_tokens;
   while (token < end) {

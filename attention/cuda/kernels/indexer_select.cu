@@ -252,8 +252,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
   constexpr int kWarps = kThreads / 32;
   const int ranks = kThreads == kFewThreads ? 1 : most_ranks;
   auto* const shared = reinterpret_cast<SelectShared<kThreads>*>(DynamicSharedMemory());
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const IndexTopkParams& topk = params.topk;
   const int thread = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % ranks;
@@ -393,8 +392,7 @@ __global__ void __launch_bounds__(kThreads)
                       uint32_t* flags) {
   __shared__ float queries[kHeadsAtOnce * kMostDim];
   __shared__ float weights[kHeadsAtOnce];
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const IndexTopkParams& topk = params.topk;
   const int thread = static_cast<int>(threadIdx.x), dim = topk.rows.dim;
   const auto i = static_cast<int32_t>(blockIdx.x / static_cast<unsigned>(pieces));

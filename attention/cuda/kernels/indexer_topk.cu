@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                       int32_t pieces, uint32_t* flags) {
   using Tile = KeyTile<kCodes, kWarps, kWarpKeys>;
   unsigned char* const shared = DynamicSharedMemory();
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const IndexTopkParams& topk = params.topk;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   // This warp's token, and which 16 keys of each tile, of every `tokens` that follow.

@@ -267,8 +267,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Tile = TileOf<kCodes>;
   unsigned char* const shared = DynamicSharedMemory();
   unsigned char* const tiles = shared + shape.tiles_at();
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const IndexTopkParams& topk = params.topk;
   const int warp = Uniform(static_cast<int>(threadIdx.x) / 32);
   const int lane = static_cast<int>(threadIdx.x) % 32;

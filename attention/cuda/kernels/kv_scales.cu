@@ -161,8 +161,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(32)
     FinishScalesKernel(const __grid_constant__ KvScalesParams params, const float* partial,
                        int most_scales, int num_blocks) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x);
   const ScaleTask& task = params.tasks[blockIdx.y];
   const int scale = static_cast<int>(blockIdx.x);

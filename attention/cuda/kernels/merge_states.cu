@@ -38,8 +38,7 @@ KVB_DEVICE Weight WeightOf(const MergeStatesParams& params, int n, int row, int 
 
 __global__ void __launch_bounds__(32 * kMaxWarps)
     MergeStatesKernel(const __grid_constant__ MergeStatesParams params, uint32_t* error_flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t pair = int64_t{blockIdx.x} * (blockDim.x / 32) + static_cast<int>(threadIdx.x) / 32;
   if (pair >= int64_t{params.num_rows} * params.num_heads) return;
@@ -161,8 +160,7 @@ template <int kStates, int kPairs, bool kWide>
 __global__ void __launch_bounds__(kFewThreads)
     MergeFewStatesKernel(const __grid_constant__ MergeStatesParams params,
                          const __grid_constant__ FewPlan plan, uint32_t* error_flags) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int thread = static_cast<int>(threadIdx.x);
   const int pairs_per_pass = kFewThreads >> plan.unit_bits;
   const int first = (thread & ((1 << plan.unit_bits) - 1)) * kUnit;

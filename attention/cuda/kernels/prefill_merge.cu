@@ -38,8 +38,7 @@ KVB_DEVICE void Store(const PrefillMergeParams& params, int64_t at,
 
 __global__ void __launch_bounds__(32 * kWarps)
     PrefillMergeKernel(const __grid_constant__ PrefillMergeParams params) {
-  AllowNextKernel();
-  WaitForPreviousKernel();
+  OverlapNeighbours();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t row = int64_t{blockIdx.x} * kWarps + static_cast<int>(threadIdx.x) / 32;
   const int64_t rows = int64_t{params.num_tokens} * params.num_heads;

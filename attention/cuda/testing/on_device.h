@@ -15,34 +15,42 @@
 
 namespace kvblocks::attention::cuda {
 
-inline const AttentionOps& OnDevice() {
+inline const HostTensorOps& OnDevice() {
   static const auto on_device =
       HostTensorOps::Create(&Cuda(), {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
   return **on_device;
 }
 // Only those that move rows.
-inline const AttentionOps& RowsOnDevice() {
+inline const HostTensorOps& RowsOnDevice() {
   static const CudaRowOps ops;
   static const auto on_device =
       HostTensorOps::Create(&ops, {.workspace_bytes = 16 << 20, .arena_bytes = 64 << 20});
   return **on_device;
 }
 
-// That `run`, an operation that moves rows, leaves the same bytes and flags as CPU_REFERENCE does.
-template <typename Run>
-void ExpectBytesOfTheCpu(const std::vector<Tensor*>& outputs, const Run& run) {
+// That both calls, each given a context, leave the same bytes and flags.
+template <typename OnCpu, typename OnCuda>
+void ExpectSameBytes(const std::vector<Tensor*>& outputs, const OnCpu& on_cpu,
+                     const OnCuda& on_cuda) {
   Flagged cpu, cuda;
   std::vector<std::vector<std::byte>> before, expected;
   for (const Tensor* output : outputs) before.push_back(output->bytes);
-  ASSERT_EQ(run(CpuReference(), cpu.context), absl::OkStatus());
+  ASSERT_EQ(on_cpu(cpu.context), absl::OkStatus());
   for (size_t i = 0; i < outputs.size(); ++i) {
     expected.push_back(outputs[i]->bytes);
     std::copy(before[i].begin(), before[i].end(), outputs[i]->bytes.begin());
   }
-  ASSERT_EQ(run(RowsOnDevice(), cuda.context), absl::OkStatus());
+  ASSERT_EQ(on_cuda(cuda.context), absl::OkStatus());
   // Not by EXPECT_EQ, which would print megabytes.
   for (size_t i = 0; i < outputs.size(); ++i) EXPECT_TRUE(outputs[i]->bytes == expected[i]) << i;
   EXPECT_EQ(cuda.bits, cpu.bits);
+}
+// ... of `run`, an operation that moves rows, by CPU_REFERENCE and by CUDA.
+template <typename Run>
+void ExpectBytesOfTheCpu(const std::vector<Tensor*>& outputs, const Run& run) {
+  ExpectSameBytes(
+      outputs, [&](const ExecContext& context) { return run(CpuReference(), context); },
+      [&](const ExecContext& context) { return run(RowsOnDevice(), context); });
 }
 
 }  // namespace kvblocks::attention::cuda
