@@ -4,7 +4,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <random>
 #include <string>
@@ -71,18 +70,6 @@ TEST(AttendRowsTest, KeysOfImpossibleBlocksAreInvisibleAndFlagged) {
       EXPECT_EQ(LaunchAttendRows({}, params), 0);  // nowhere to flag
     }
   }
-}
-
-TEST(AttendRowsTest, BlocksThatNoQuerySeesAreNotEvenLookedUp) {
-  PagedCase paged(Options());
-  paged.params.window_left = 10;
-  int32_t* entries = paged.block_table.view.as<int32_t>();
-  const int64_t columns = paged.block_table.view.extent[1];
-  entries[0] = -7;                // request 0 sees positions from 27 on
-  entries[3 * columns] = 100000;  // request 3 from 43 on
-  entries[3 * columns + 1] = -1;
-  EXPECT_EQ(FlagsOfRun(ParamsOf(paged)), 0u);
-  EXPECT_EQ(MismatchOf(paged), "");
 }
 
 TEST(AttendRowsTest, LengthsBeyondTheTableAreClampedAndFlagged) {

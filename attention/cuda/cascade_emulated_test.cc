@@ -1,6 +1,5 @@
 // Cascades in two parts, emulated: prefixes in one piece and in several, against the dense oracle.
 
-#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <vector>
@@ -64,13 +63,6 @@ TEST_F(CascadeTest, DecodesAreExact) {
   sinks.Set({0.5, 8, -1, -INFINITY});
   paged.params.sinks = sinks.view;
   paged.params.soft_cap = 3;
-  ExpectExact(paged);
-}
-
-TEST_F(CascadeTest, NewTokensSeeTheSuffixCausally) {
-  PagedCase paged(
-      Options({1100, 1041, 1060}, {40, 3, 36}));  // more rows than decode's kernels take
-  paged.SharePrefix(kPrefix / 16);
   ExpectExact(paged);
 }
 

@@ -1,7 +1,6 @@
 // When the backend CUDA is chosen, and when not. (Its layers: device_layers_test.cc.)
 
 #include <string>
-#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -70,36 +69,6 @@ TEST_F(CudaBackendTest, WhatItHasNotIsNamed) {
   refuse([](auto& c) { c.head_size = 640; }, "CUDA: [head size 640 above 576]");
   refuse([](auto& c) { c.value_head_size = 577; }, "CUDA: [head size 128/577 above 576]");
   refuse([](auto& c) { c.graph_level = GraphLevel::kAlways; }, "CUDA: [graph level");
-}
-
-TEST(CudaLayerTest, ListsAreThoseOfTheHost) {
-  const std::vector<int32_t> starts = {0, 2, 3}, lens = {6, 9}, positions = {4, 5, 8};
-  const std::vector<int32_t> table = {3, 1, 2, 5, 4, 0};
-  const auto lists_of = [&](const AttentionBackend& backend) {
-    std::vector<int32_t> lists(40, 77);
-    const auto all = absl::MakeSpan(lists);
-    WindowIndicesArgs window;
-    window.window = 4;
-    window.query_start_loc = ViewOf(absl::MakeConstSpan(starts));
-    window.seq_lens = ViewOf(absl::MakeConstSpan(lens));
-    window.block_table = ViewOf(absl::MakeConstSpan(table), {2, 3});
-    window.block_size = 4;
-    window.indices = ViewOf(all.subspan(0, 12), {3, 4}), window.lens = ViewOf(all.subspan(12, 3));
-    EXPECT_EQ(backend.BuildList({}, window), absl::OkStatus());
-    DenseCompressedIndicesArgs dense;
-    dense.ratio = 2;
-    dense.query_start_loc = window.query_start_loc;
-    dense.positions = ViewOf(absl::MakeConstSpan(positions));
-    dense.indices = ViewOf(all.subspan(16, 18), {3, 6}), dense.lens = ViewOf(all.subspan(34, 3));
-    EXPECT_EQ(backend.BuildList({}, dense), absl::OkStatus());
-    TopkSlotsArgs slots;
-    slots.query_start_loc = window.query_start_loc;
-    slots.indices = slots.slots = dense.indices, slots.counts = dense.lens;
-    slots.block_table = window.block_table, slots.block_size = 2;
-    EXPECT_EQ(backend.BuildList({}, slots), absl::OkStatus());
-    return lists;
-  };
-  EXPECT_EQ(lists_of(CudaBackend()), lists_of(CpuReferenceBackend()));
 }
 
 }  // namespace

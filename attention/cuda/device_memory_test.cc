@@ -108,8 +108,7 @@ TEST(DeviceMemoryTest, BlocksGoWhereTheHostPutsThem) {
       }
       const int32_t ids[] = {static_cast<int32_t>(blocks - 1), 0};
       ASSERT_EQ(FillBlocks({}, cache.host.view(), ids, std::byte{0xA5}), absl::OkStatus());
-      ASSERT_EQ(CudaFillBlocks(context, cache.on_device(), ids, std::byte{0xA5}),
-                absl::OkStatus());
+      ASSERT_EQ(CudaFillBlocks(context, cache.on_device(), ids, std::byte{0xA5}), absl::OkStatus());
       ASSERT_TRUE(cache.Agree());
     }
   }

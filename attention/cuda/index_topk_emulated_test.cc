@@ -92,12 +92,9 @@ TEST(IndexTopkEmulatedTest, TokensOfARequestShareKeys) {
   ExpectExactByBoth({.lengths = {262}, .q_lens = {8}, .width = 20});
   ExpectExactByBoth({.lengths = {131, 521}, .q_lens = {4, 7}, .width = 20, .ratio = 4});
   ExpectExactByBoth({.lengths = {150, 60, 200}, .q_lens = {4, 3, 6}, .padding = 3, .heads = 9});
-  ExpectExactByBoth({.lengths = {140, 7, 0, 160},
-                     .q_lens = {5, 7, 0, 11},
-                     .padding = 9,
-                     .width = 3,
-                     .ratio = 4},
-                    {.multiprocessors = 1});
+  ExpectExactByBoth(
+      {.lengths = {140, 7, 0, 160}, .q_lens = {5, 7, 0, 11}, .padding = 9, .width = 3, .ratio = 4},
+      {.multiprocessors = 1});
 }
 
 TEST(IndexTopkEmulatedTest, OtherShapesAreScoredPortably) {
@@ -143,8 +140,8 @@ TEST(IndexTopkEmulatedTest, CachesOf64GiBAreScoredPortably) {
 TEST(IndexTopkEmulatedTest, ASmallWorkspaceTakesMoreLaunches) {
   ExpectExact({.lengths = {150, 130}, .q_lens = {7, 6}, .heads = 8}, {.workspace_bytes = 152 * 4});
   ExpectExact({.lengths = {150, 130}, .q_lens = {7, 6}, .heads = 8}, {.workspace_bytes = 152 * 12});
-  ExpectExactByBoth(
-      {.lengths = {150}, .q_lens = {20}, .heads = 8}, {.workspace_bytes = 152 * 4 * 11});
+  ExpectExactByBoth({.lengths = {150}, .q_lens = {20}, .heads = 8},
+                    {.workspace_bytes = 152 * 4 * 11});
 }
 
 // Blocks of a cluster select together, and without clusters one does.
@@ -242,8 +239,7 @@ TEST(IndexTopkEmulatedTest, BadBlocksBehindManyTilesComeLast) {
 
 // Where a warp's keys of a tile are of one block, 32 tiles of 384 rows are looked up at a time.
 TEST(IndexTopkEmulatedTest, PiecesOfManyTilesAreLookedUpAgain) {
-  TopkCase topk(
-      {.lengths = {13'000}, .block_size = 64, .heads = 2, .width = 12'900, .seed = 7});
+  TopkCase topk({.lengths = {13'000}, .block_size = 64, .heads = 2, .width = 12'900, .seed = 7});
   EXPECT_EQ(FlagsOf(topk, {.multiprocessors = 1}), 0u);
   for (const int64_t row : {12'287, 12'800}) topk.table(0, row / 64) = -1;
   EXPECT_EQ(FlagsOf(topk, {.multiprocessors = 1}), uint32_t{kBadBlock});

@@ -37,11 +37,8 @@ TEST(CudaIndexTopkTest, SeveralTokensOfARequest) {
 }
 
 TEST(CudaIndexTopkTest, PlainKeys) {
-  ExpectChosen({.lengths = {2'000},
-                .q_lens = {2},
-                .width = 64,
-                .q = DType::kBF16,
-                .cache = DType::kBF16});
+  ExpectChosen(
+      {.lengths = {2'000}, .q_lens = {2}, .width = 64, .q = DType::kBF16, .cache = DType::kBF16});
   ExpectChosen(
       {.lengths = {1'000}, .heads = 7, .width = 64, .q = DType::kF16, .cache = DType::kF16});
 }

@@ -1,7 +1,6 @@
 // A layer of DeepSeek V4 with tensors in device memory, fed by uploaded metadata, against the
 // CPU's. Runs emulated and on GPUs.
 
-#include <cmath>
 #include <deque>
 #include <memory>
 #include <random>
@@ -150,8 +149,7 @@ TEST(CudaSparseLayerTest, AgreesWithTheCpuOnTensorsInDeviceMemory) {
               absl::OkStatus());
     EXPECT_EQ(on.flags(), 0u);
     out.CopyTo(actual);
-    const std::vector<double> a = actual.Get(), e = expected.Get();
-    for (size_t i = 0; i < a.size(); ++i) ASSERT_NEAR(a[i], e[i], 2e-5) << i;
+    ExpectNear(actual.Get(), expected.Get(), 2e-5);
     EXPECT_EQ((*uploaded)->plans().num_lists(), ++num_steps);
     EXPECT_EQ(window.Bytes(), cpu.window.bytes);
     EXPECT_EQ(states.Bytes(), cpu.states.bytes);

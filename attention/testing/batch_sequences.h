@@ -113,28 +113,26 @@ class Sequences {
   DenseResult Dense(const StepRows& step, size_t request, int64_t first_row, DenseParams params,
                     const Sequence& before = {}) const {
     const Sequence& s = all[step.sequences[request]];
-    DenseRequest dense;
-    dense.q_len = step.requests[request].num_scheduled_tokens;
-    dense.num_heads = kHeads, dense.num_kv_heads = shape_.kv_heads;
-    dense.key_dim = shape_.q_dim(), dense.value_dim = shape_.out_dim();
+    const int64_t q_len = step.requests[request].num_scheduled_tokens;
     const int64_t q_row = kHeads * shape_.q_dim();
-    const std::vector<double> q = step.q.Get();
-    dense.q.assign(q.begin() + first_row * q_row, q.begin() + (first_row + dense.q_len) * q_row);
+    std::vector<double> keys, values;
     for (const Sequence* part : {&before, &s}) {
       const auto rows = static_cast<int64_t>(part->k.size()) / (shape_.kv_heads * shape_.k_dim);
-      dense.kv_len += rows;
       for (int64_t j = 0; j < rows && shape_.mla; ++j) {
         const double *k = &part->k[j * shape_.k_dim], *v = &part->v[j * shape_.v_dim];
-        dense.k.insert(dense.k.end(), k, k + shape_.k_dim);
-        dense.k.insert(dense.k.end(), v, v + shape_.v_dim);
-        dense.v.insert(dense.v.end(), k, k + shape_.k_dim);
+        keys.insert(keys.end(), k, k + shape_.k_dim);
+        keys.insert(keys.end(), v, v + shape_.v_dim);
+        values.insert(values.end(), k, k + shape_.k_dim);
       }
       if (shape_.mla) continue;
-      dense.k.insert(dense.k.end(), part->k.begin(), part->k.end());
-      dense.v.insert(dense.v.end(), part->v.begin(), part->v.end());
+      keys.insert(keys.end(), part->k.begin(), part->k.end());
+      values.insert(values.end(), part->v.begin(), part->v.end());
     }
     params.scale = 1 / std::sqrt(static_cast<double>(shape_.q_dim()));
-    return DenseAttention(dense, params);
+    return DenseAttention(
+        RequestOf(q_len, kHeads, shape_.kv_heads, shape_.q_dim(), shape_.out_dim(),
+                  Part(step.q.Get(), first_row * q_row, q_len * q_row), keys, values),
+        params);
   }
 
   // `out` and, unless empty, `lse` against the dense oracle.
@@ -146,13 +144,11 @@ class Sequences {
     for (size_t b = 0; b < builder.permutation().size(); ++b) {
       const auto request = static_cast<size_t>(builder.permutation()[b]);
       const DenseResult expected = Dense(step, request, starts[b], params, before);
-      const int64_t width = kHeads * shape_.out_dim();
-      for (size_t i = 0; i < expected.out.size(); ++i) {
-        ASSERT_NEAR(got[starts[b] * width + i], expected.out[i], kLimit) << "row " << b;
-      }
-      for (size_t i = 0; i < expected.lse.size() && !got_lse.empty(); ++i) {
-        ASSERT_NEAR(got_lse[starts[b] * kHeads + i], expected.lse[i], kLimit) << "row " << b;
-      }
+      const auto rows = static_cast<int64_t>(expected.lse.size()), width = shape_.out_dim();
+      SCOPED_TRACE(testing::Message() << "row " << b);
+      ExpectNear(Part(got, starts[b] * kHeads * width, rows * width), expected.out, kLimit);
+      if (got_lse.empty()) continue;
+      ExpectNear(Part(got_lse, starts[b] * kHeads, rows), expected.lse, kLimit);
     }
   }
 

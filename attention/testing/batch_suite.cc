@@ -1,15 +1,12 @@
-#include "attention/testing/layer_suite.h"
-
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <random>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "attention/testing/batch_sequences.h"
 #include "attention/testing/dense_oracle.h"
+#include "attention/testing/layer_suite.h"
 #include "attention/testing/paged_case.h"
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"
@@ -128,8 +125,7 @@ void ExpectMasksOfShards(const AttentionBackend& backend, const ExecContext& con
       args.out = outs[masked].view;
       MUST_BE_OK(backend.ops().VarlenSelfAttention(context, args));
     }
-    const std::vector<double> by_rule = outs[0].Get(), by_mask = outs[1].Get();
-    for (size_t i = 0; i < by_rule.size(); ++i) ASSERT_NEAR(by_rule[i], by_mask[i], kLimit) << i;
+    ExpectNear(outs[0].Get(), outs[1].Get(), kLimit);
   }
 }
 
@@ -278,10 +274,10 @@ void ExpectSinkRowsAreSeen(const AttentionBackend& backend, const ExecContext& c
             return window > 0 && j >= sink_rows && first + i - j >= window;
           };
           const DenseResult expected = sequences.Dense(step, request, starts[b], params, sinks);
-          const std::vector<double> got = out.Get();
-          for (size_t i = 0; i < expected.out.size(); ++i) {
-            ASSERT_NEAR(got[starts[b] * kHeads * 8 + i], expected.out[i], kLimit) << "row " << b;
-          }
+          SCOPED_TRACE(testing::Message() << "row " << b);
+          ExpectNear(
+              Part(out.Get(), starts[b] * kHeads * 8, static_cast<int64_t>(expected.out.size())),
+              expected.out, kLimit);
         }
         sequences.Commit(step);
       }
@@ -347,28 +343,19 @@ void ExpectEncodersAreSeenWithoutCache(const AttentionBackend& backend, const Ex
     const std::vector<double> got = out.Get(), got_lse = lse.Get();
     for (size_t b = 0; b < encoders.size(); ++b) {
       const int64_t first = meta.host_query_start_loc[b], end = meta.host_query_start_loc[b + 1];
-      DenseRequest dense;
-      dense.q_len = end - first;
-      dense.kv_len = static_cast<int64_t>(encoders[b].k.size()) / 16;
-      dense.num_heads = kHeads, dense.num_kv_heads = 2, dense.key_dim = dense.value_dim = 8;
-      dense.q.assign(queries.begin() + first * kHeads * 8, queries.begin() + end * kHeads * 8);
-      dense.k = encoders[b].k, dense.v = encoders[b].v;
+      const int64_t rows_of_request = (end - first) * kHeads;
+      const DenseRequest dense = RequestOf(end - first, kHeads, 2, 8, 8,
+                                           Part(queries, first * kHeads * 8, rows_of_request * 8),
+                                           encoders[b].k, encoders[b].v);
       DenseParams params;
       params.scale = 1 / std::sqrt(8.0);
       params.cap = config.soft_cap;
       params.causal = false;
       if (with_sinks) params.sinks.assign(sinks.begin(), sinks.end());
       const DenseResult expected = DenseAttention(dense, params);
-      for (size_t i = 0; i < expected.out.size(); ++i) {
-        ASSERT_NEAR(got[first * kHeads * 8 + i], expected.out[i], kLimit) << "row " << b;
-      }
-      for (size_t i = 0; i < expected.lse.size(); ++i) {
-        if (std::isinf(expected.lse[i])) {
-          ASSERT_EQ(got_lse[first * kHeads + i], expected.lse[i]);
-        } else {
-          ASSERT_NEAR(got_lse[first * kHeads + i], expected.lse[i], kLimit) << "row " << b;
-        }
-      }
+      SCOPED_TRACE(testing::Message() << "row " << b);
+      ExpectNear(Part(got, first * kHeads * 8, rows_of_request * 8), expected.out, kLimit);
+      ExpectNear(Part(got_lse, first * kHeads, rows_of_request), expected.lse, kLimit);
     }
     for (size_t i = static_cast<size_t>(step.num_tokens * kHeads * 8); i < got.size(); ++i) {
       ASSERT_EQ(got[i], 0) << "padding";

@@ -1,8 +1,8 @@
 #include "attention/testing/dense_oracle.h"
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace kvblocks::attention {
 namespace {
@@ -34,6 +34,14 @@ bool Visible(const DenseRequest& request, const DenseParams& params, int64_t i, 
 }
 
 }  // namespace
+
+DenseRequest RequestOf(int64_t q_len, int64_t num_heads, int64_t num_kv_heads, int64_t key_dim,
+                       int64_t value_dim, std::vector<double> q, std::vector<double> k,
+                       std::vector<double> v) {
+  const auto kv_len = static_cast<int64_t>(k.size()) / (num_kv_heads * key_dim);
+  return {q_len,     kv_len,       num_heads,    num_kv_heads, key_dim,
+          value_dim, std::move(q), std::move(k), std::move(v), {}};
+}
 
 DenseResult DenseAttention(const DenseRequest& request, const DenseParams& params) {
   const int64_t num_heads = request.num_heads, key_dim = request.key_dim;

@@ -26,6 +26,11 @@ struct DenseRequest {
   std::vector<int64_t> positions;  // of the queries; empty: kv_len - q_len + i
 };
 
+// Of so many queries over the keys that `k` holds.
+DenseRequest RequestOf(int64_t q_len, int64_t num_heads, int64_t num_kv_heads, int64_t key_dim,
+                       int64_t value_dim, std::vector<double> q, std::vector<double> k,
+                       std::vector<double> v);
+
 struct DenseParams {
   double scale = 1;
   double cap = 0;  // 0: off

@@ -173,18 +173,14 @@ void LatentCache::Poison(int64_t slot) {
 DenseRequest RequestOverRows(const std::vector<const std::vector<double>*>& rows,
                              std::vector<double> q, int64_t q_len, int64_t num_heads,
                              int64_t value_dim) {
-  DenseRequest request;
-  request.q_len = q_len;
-  request.kv_len = static_cast<int64_t>(rows.size());
-  request.num_heads = num_heads;
-  request.key_dim = static_cast<int64_t>(q.size()) / std::max<int64_t>(1, q_len * num_heads);
-  request.value_dim = value_dim;
-  request.q = std::move(q);
+  std::vector<double> k, v;
   for (const std::vector<double>* row : rows) {
-    request.k.insert(request.k.end(), row->begin(), row->end());
-    request.v.insert(request.v.end(), row->begin(), row->begin() + value_dim);
+    k.insert(k.end(), row->begin(), row->end());
+    v.insert(v.end(), row->begin(), row->begin() + value_dim);
   }
-  return request;
+  const int64_t key_dim = static_cast<int64_t>(q.size()) / std::max<int64_t>(1, q_len * num_heads);
+  return RequestOf(q_len, num_heads, 1, std::max<int64_t>(1, key_dim), value_dim, std::move(q),
+                   std::move(k), std::move(v));
 }
 
 namespace {

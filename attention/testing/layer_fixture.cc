@@ -179,16 +179,10 @@ std::string LayerFixture::Mismatch(double limit) const {
   size_t at = 0;
   for (const auto& [index, tokens] : prepared_) {
     const RequestState& request = requests_[index];
-    DenseRequest dense;
-    dense.q_len = tokens;
-    dense.kv_len = request.computed;
-    dense.num_heads = config_.num_heads;
-    dense.num_kv_heads = config_.num_kv_heads;
-    dense.key_dim = dense.value_dim = config_.head_size;
-    dense.q.assign(request.q.end() - tokens * config_.num_heads * config_.head_size,
-                   request.q.end());
-    dense.k = Stored(request.k, config_.scales.k);
-    dense.v = Stored(request.v, config_.scales.v);
+    const DenseRequest dense = RequestOf(
+        tokens, config_.num_heads, config_.num_kv_heads, config_.head_size, config_.head_size,
+        {request.q.end() - tokens * config_.num_heads * config_.head_size, request.q.end()},
+        Stored(request.k, config_.scales.k), Stored(request.v, config_.scales.v));
     if (hides) {
       const int64_t first = dense.kv_len - tokens;
       params.hide = [this, first](int64_t i, int64_t j, int64_t) { return hides(first + i, j); };

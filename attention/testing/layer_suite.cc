@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "attention/cache/quantised_rows.h"
+#include "attention/testing/latent_case.h"
 #include "attention/testing/layer_fixture.h"
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"
@@ -36,6 +37,16 @@ absl::StatusOr<MaskRef> StepBits(AttentionMaskBuilder& masks, const MaskRule& ru
     rows.push_back({length - num_new, num_new, length});
   }
   return masks.Bits(rule, rows);
+}
+
+// Outputs of queries [q_len][heads][dim] over rows whose first values are those of V.
+std::vector<double> DenseOverRows(const std::vector<std::vector<double>>& rows,
+                                  const std::vector<double>& q, int64_t heads, int64_t value_dim,
+                                  const DenseParams& params) {
+  std::vector<const std::vector<double>*> keys;
+  for (const std::vector<double>& row : rows) keys.push_back(&row);
+  const auto q_len = static_cast<int64_t>(q.size() / (heads * rows[0].size()));
+  return DenseAttention(RequestOverRows(keys, q, q_len, heads, value_dim), params).out;
 }
 
 }  // namespace
@@ -147,6 +158,7 @@ void ExpectOtherMasksAreRefused(const AttentionBackend& backend, const ExecConte
 
 void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& context) {
   constexpr int64_t kLatent = 12, kRotary = 4, kHeads = 4, kTokens = 11;
+  constexpr int64_t kRow = kHeads * (kLatent + kRotary);
   LayerFixture lengths({}, &backend);  // for its metadata
   lengths.Prepare({{0, 1}, {1, 7}, {2, 3}});
   Tensor q(DType::kF32, {kTokens, kHeads, kLatent + kRotary}),
@@ -188,24 +200,19 @@ void ExpectMlaWithoutCache(const AttentionBackend& backend, const ExecContext& c
       std::vector<double> expected;
       const absl::Span<const int32_t> starts = lengths.metadata().host_query_start_loc;
       for (size_t b = 0; b + 1 < starts.size(); ++b) {
-        DenseRequest dense;
-        dense.q_len = dense.kv_len = starts[b + 1] - starts[b];
-        dense.num_heads = kHeads, dense.num_kv_heads = 1;
-        dense.key_dim = kLatent + kRotary, dense.value_dim = values;
-        const int64_t row = kHeads * (kLatent + kRotary);
-        dense.q.assign(&queries[starts[b] * row], queries.data() + starts[b + 1] * row);
+        std::vector<std::vector<double>> keys;
         for (int64_t t = starts[b]; t < starts[b + 1]; ++t) {
-          std::vector<double> key(&latent[t * kLatent], latent.data() + (t + 1) * kLatent);
-          key.insert(key.end(), &rotary[t * kRotary], rotary.data() + (t + 1) * kRotary);
-          dense.k.insert(dense.k.end(), key.begin(), key.end());
-          dense.v.insert(dense.v.end(), key.begin(), key.begin() + values);
+          keys.push_back(Part(latent, t * kLatent, kLatent));
+          const std::vector<double> turned = Part(rotary, t * kRotary, kRotary);
+          keys.back().insert(keys.back().end(), turned.begin(), turned.end());
         }
-        const std::vector<double> of_request = DenseAttention(dense, params).out;
+        const std::vector<double> of_request =
+            DenseOverRows(keys, Part(queries, starts[b] * kRow, (starts[b + 1] - starts[b]) * kRow),
+                          kHeads, values, params);
         expected.insert(expected.end(), of_request.begin(), of_request.end());
       }
       expected.resize(expected.size() + kHeads * values);  // padding is zeros
-      const std::vector<double> got = out.Get();
-      for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(got[i], expected[i], 1e-5) << i;
+      ExpectNear(out.Get(), expected, 1e-5);
     }
   }
 }
@@ -338,7 +345,7 @@ void ExpectLatentRecordsAreHonoured(const AttentionBackend& backend, const ExecC
 
       LayerFixture lengths({}, &backend);  // for its metadata
       std::mt19937_64 random(4);
-      std::vector<double> history;  // as stored
+      std::vector<std::vector<double>> history;  // as stored
       for (const int64_t tokens : {7, 1, 5}) {
         lengths.Prepare({{0, tokens}});
         Tensor q(DType::kF32, {tokens, kHeads, shape.key_dim});
@@ -358,25 +365,14 @@ void ExpectLatentRecordsAreHonoured(const AttentionBackend& backend, const ExecC
           std::vector<std::byte> record(shape.bytes);
           EncodeMlaRecord(format, row.data(), record.data());
           DecodeMlaRecord(format, record.data(), row.data());
-          history.insert(history.end(), row.begin(), row.end());
-        }
-        DenseRequest dense;
-        dense.q_len = tokens;
-        dense.kv_len = static_cast<int64_t>(history.size()) / shape.key_dim;
-        dense.num_heads = kHeads, dense.num_kv_heads = 1;
-        dense.key_dim = shape.key_dim, dense.value_dim = shape.value_dim;
-        dense.q = q.Get();
-        dense.k = history;
-        for (int64_t t = 0; t < dense.kv_len; ++t) {
-          const auto row = history.begin() + t * shape.key_dim;
-          dense.v.insert(dense.v.end(), row, row + shape.value_dim);
+          history.push_back(std::move(row));
         }
         DenseParams params;
         params.scale = 1 / std::sqrt(static_cast<double>(shape.key_dim));
         params.window_left = window - 1;
         params.sinks = {0.5, -1};
-        const std::vector<double> expected = DenseAttention(dense, params).out, got = out.Get();
-        for (size_t i = 0; i < expected.size(); ++i) ASSERT_NEAR(got[i], expected[i], 2e-5) << i;
+        ExpectNear(out.Get(), DenseOverRows(history, q.Get(), kHeads, shape.value_dim, params),
+                   2e-5);
       }
     }
   }

@@ -249,8 +249,8 @@ std::string MismatchOf(const PagedCase& paged) {
 template <typename Run>
 void ExpectExactWithFeatures(const PagedCaseOptions& options, bool decode, const Run& run) {
   PagedCase paged(options);
-  const RandomFeatures features(
-      paged, decode, [](int64_t low, int64_t high) { return Draw(low, high + 1); });
+  const RandomFeatures features(paged, decode,
+                                [](int64_t low, int64_t high) { return Draw(low, high + 1); });
   paged.params.split = DrawSplit(options.block_size);
   RC_ASSERT(run(paged).ToString() == "OK");
   RC_ASSERT(MismatchOf(paged) == "");

@@ -156,9 +156,8 @@ TEST(IndexerSuite, TheBestRowsAreChosenAndTiesGoToTheLower) {
   ExpectTopk(SmallTopk(100));  // all
   with(SmallTopk(20, 3, DType::kBF16), [](auto& o) { o.heads = 11; });
   with(SmallTopk(20), [](auto& o) { o.q = DType::kF8E4M3, o.cache = DType::kU8; });
-  with(SmallTopk(6), [](auto& o) {
-    o.ratio = 4, o.block_size = 1, o.cache = DType::kU8, o.as_slots = false;
-  });
+  with(SmallTopk(6),
+       [](auto& o) { o.ratio = 4, o.block_size = 1, o.cache = DType::kU8, o.as_slots = false; });
   // DeepSeek's heads.
   const auto v32 = [](auto& o) {
     o.heads = 64, o.dim = 128, o.q = DType::kF8E4M3, o.cache = DType::kU8;

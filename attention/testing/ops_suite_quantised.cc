@@ -206,10 +206,9 @@ TEST(QuantisedRowsTest, WritersStoreWhatTheEncoderDoes) {
               return expected.data() + (view.At(slot / 5, second, third) - memory.bytes.data());
             };
             std::vector<double> row = ValuesOf(*from.Select(0, t)->Select(0, h));
-            EncodeQuantisedRow(options.format, options.cache_dtype, row.data(),
-                               static_cast<int64_t>(row.size()),
-                               args.cache.takes_scale() ? outer(h) : 1, in_expected(codes),
-                               in_expected(scales));
+            EncodeQuantisedRow(
+                options.format, options.cache_dtype, row.data(), static_cast<int64_t>(row.size()),
+                args.cache.takes_scale() ? outer(h) : 1, in_expected(codes), in_expected(scales));
           }
         }
       };

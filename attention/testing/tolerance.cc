@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "attention/tensor/small_floats.h"
+#include "gtest/gtest.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -129,6 +130,17 @@ std::string Mismatch(const DenseResult& expected, const ConstTensorView& out,
     }
   }
   return worst;
+}
+
+void ExpectNear(const std::vector<double>& got, const std::vector<double>& expected, double limit) {
+  ASSERT_EQ(got.size(), expected.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::isinf(expected[i])) {
+      ASSERT_EQ(got[i], expected[i]) << "element " << i;
+    } else {
+      ASSERT_NEAR(got[i], expected[i], limit) << "element " << i;
+    }
+  }
 }
 
 }  // namespace kvblocks::attention

@@ -42,6 +42,9 @@ Tolerance CudaTileScaledTolerance(DType out);
 std::string Mismatch(const DenseResult& expected, const ConstTensorView& out,
                      const ConstTensorView& lse, const Tolerance& tolerance);
 
+// That numbers differ by no more than the limit; infinities not at all.
+void ExpectNear(const std::vector<double>& got, const std::vector<double>& expected, double limit);
+
 }  // namespace kvblocks::attention
 
 #endif  // KVBLOCKS_ATTENTION_TESTING_TOLERANCE_H_

@@ -17,10 +17,9 @@
 namespace kvblocks::attention {
 
 std::string TopkOptions::DebugString() const {
-  std::string text =
-      absl::StrCat("blocks of ", block_size, ", ", heads, " heads of ", dim, ", K ", width,
-                   ", ratio ", ratio, ", q ", Name(q), ", cache ", Name(cache), ", spread ", spread,
-                   "; requests");
+  std::string text = absl::StrCat("blocks of ", block_size, ", ", heads, " heads of ", dim, ", K ",
+                                  width, ", ratio ", ratio, ", q ", Name(q), ", cache ",
+                                  Name(cache), ", spread ", spread, "; requests");
   for (size_t b = 0; b < lengths.size(); ++b) {
     absl::StrAppend(&text, " ", q_lens[b], "/", lengths[b]);
   }
@@ -92,8 +91,7 @@ void TopkCase::SetCode(int64_t slot, int64_t d, uint8_t code) {
 }
 
 int64_t TopkCase::SlotOf(int64_t b, int64_t row) const {
-  const int64_t block =
-      block_table_.view.as<int32_t>()[b * columns_ + row / options_.block_size];
+  const int64_t block = block_table_.view.as<int32_t>()[b * columns_ + row / options_.block_size];
   return block * options_.block_size + row % options_.block_size;
 }
 

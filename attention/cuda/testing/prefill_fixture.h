@@ -92,9 +92,7 @@ class PrefillFixture : public testing::TestWithParam<PrefillKernel> {
   std::vector<std::byte> memory_;
 };
 
-inline auto BothPrefillKernels() {
-  return testing::Values(PrefillKernel{80}, PrefillKernel{90});
-}
+inline auto BothPrefillKernels() { return testing::Values(PrefillKernel{80}, PrefillKernel{90}); }
 inline std::string NameOfPrefillKernel(const testing::TestParamInfo<PrefillKernel>& info) {
   const std::string name = absl::StrCat("Sm", info.param.capability);
   return info.param.pieces == 0 ? name : absl::StrCat(name, "In", info.param.pieces, "Pieces");
