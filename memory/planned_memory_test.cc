@@ -8,9 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "attention/cache/cache_rows.h"
 #include "attention/cache/quantised_rows.h"
-#include "attention/cpu/block_ops.h"
 #include "attention/testing/dense_oracle.h"
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"
@@ -394,70 +392,6 @@ TEST(PlannedMemoryTest, RowsWithoutAViewSayWhy) {
                                                  .dtype = DataType::kUint8,
                                                  .quant_mode = QuantMode::kFp8DsMla})),
               HasSubstr("without a model_version"));
-}
-
-// Blocks of a native layout into a cache of another one, and back into other blocks.
-TEST(PlannedMemoryTest, BlocksOfPlannedViewsConvertByPairs) {
-  for (const auto& model : {Model(true), QuantisedModel(QuantMode::kInt4PerTokenHead)}) {
-    const Plan plan = PlanIn(PoolLayout::kNative, model, 241);
-    const auto memory = PlannedMemory::Create(plan, {});
-    ASSERT_TRUE(memory.ok()) << memory.status();
-    for (const LayerMemory& layer : memory->layers()) {
-      const attention::KvCacheView& native = layer.cache;
-      if (native.absent()) continue;  // the latent rows
-      const std::vector<int32_t> ids = IdsOf(plan, layer.group, 3);
-      std::vector<int32_t> numbers;
-      for (const int32_t id : ids) {
-        numbers.push_back(static_cast<int32_t>(layer.placed.blocks.First(id)));
-      }
-      attention::KvCacheGeometry geometry;
-      geometry.layout = KvLayout::kHnd;
-      geometry.dtype = native.k.dtype, geometry.format = native.format;
-      geometry.placement = attention::KvPlacement::kInterleaved;
-      geometry.num_blocks = 3, geometry.block_size = native.block_size();
-      geometry.num_kv_heads = native.num_kv_heads();
-      geometry.key_dim = native.key_dim(), geometry.value_dim = native.value_dim();
-      std::vector<float> bytes(static_cast<size_t>(*KvCacheBytes(geometry)) / sizeof(float) + 1);
-      const attention::KvCacheView hnd = *MakeKvCacheView(geometry, ViewOf(absl::MakeSpan(bytes)));
-      // All bytes of the first block differ from those of others.
-      std::byte next{1};
-      const auto fill = [&](const TensorView& view, int64_t number) {
-        if (view.absent()) return;
-        std::byte* const at = view.At(number);
-        const int64_t n = *view.Select(0, number)->SpanBytes();
-        for (int64_t i = 0; i < n; ++i)
-          at[i] = next = std::byte(std::to_integer<int>(next) % 119 + 1);
-      };
-      for (const int32_t number : numbers) {
-        for (const TensorView& view : {native.k, native.k_scales, native.v, native.v_scales}) {
-          fill(view, number);
-        }
-      }
-      const auto row = [&](const attention::KvCacheView& cache, int64_t block, int64_t slot,
-                           int64_t head) {
-        std::vector<double> values(static_cast<size_t>(cache.key_dim() + cache.value_dim()));
-        const int64_t at = block * cache.block_size() + slot;
-        ReadKeyRow(cache, at, head, values.data());
-        ReadValueRow(cache, at, head, values.data() + cache.key_dim());
-        return values;
-      };
-      const auto expect_same = [&](const attention::KvCacheView& a, int64_t block_a,
-                                   const attention::KvCacheView& b, int64_t block_b) {
-        for (int64_t slot = 0; slot < a.block_size(); ++slot) {
-          for (int64_t head = 0; head < a.num_kv_heads(); ++head) {
-            EXPECT_EQ(row(a, block_a, slot, head), row(b, block_b, slot, head)) << layer.name;
-          }
-        }
-      };
-      const attention::BlockPair out[] = {{numbers[0], 2}, {numbers[1], 0}};
-      ASSERT_EQ(attention::ConvertLayout({}, native, hnd, out), absl::OkStatus());
-      expect_same(native, numbers[0], hnd, 2);
-      expect_same(native, numbers[1], hnd, 0);
-      const attention::BlockPair back[] = {{2, numbers[2]}};
-      ASSERT_EQ(attention::ConvertLayout({}, hnd, native, back), absl::OkStatus());
-      expect_same(native, numbers[2], native, numbers[0]);
-    }
-  }
 }
 
 // A table with an id that is no page of the group's size is refused before anything is written.

@@ -126,42 +126,6 @@ TEST_P(BlendTest, ComputedChunksNeedNoRows) {
   EXPECT_EQ(RowsOf(Run(session), 0), RowsOf(Run(Session(Config(0.3), {a, b}, suffix, 10)), 0));
 }
 
-TEST_P(BlendTest, RequestsOfABatchDoNotMatterToEachOther) {
-  BlendConfig late = Config({{2, 0.5}, {3, 0.2}});
-  late.mask = BlendMask::kCompatBottomRight;
-  const BlendSession one = Session(Config(0.2), {a, b}, suffix);
-  const BlendSession two = Session(late, {b, a, a}, Tokens(1, 9), 5);
-  const std::vector<int32_t> chunked = Tokens(14, 5), decoded = Tokens(9, 6);
-  std::vector<std::vector<float>> alone;
-  for (const bool together : {false, true}) {
-    PagedModel paged(transformer, {});
-    const std::vector<int32_t> chunked_blocks = paged.TakeBlocks(14);
-    const std::vector<int32_t> decoded_blocks = paged.TakeBlocks(9);
-    Run(paged, {{.ids = {chunked.begin(), chunked.begin() + 6}, .blocks = chunked_blocks},
-                {.ids = {decoded.begin(), decoded.begin() + 8}, .blocks = decoded_blocks}});
-    const std::vector<StepRequest> requests = {
-        Request(paged, one),
-        {.ids = chunked, .num_computed = 6, .blocks = chunked_blocks},
-        Request(paged, two),
-        {.ids = decoded, .num_computed = 8, .blocks = decoded_blocks}};
-    if (!together) {
-      for (const StepRequest& request : requests) {
-        alone.push_back(RowsOf(Run(paged, {request}), 0));
-      }
-      // What is no blend is the prefill of its tokens.
-      const PrefilledPrompt full = Prefill(chunked);
-      EXPECT_EQ(alone[1], std::vector<float>(full.hidden.begin() + 6 * 24, full.hidden.end()));
-      EXPECT_EQ(alone[3], Row(Prefill(decoded), 8));
-      continue;
-    }
-    const BlendResult result = Run(paged, requests);
-    for (size_t i = 0; i < requests.size(); ++i) {
-      EXPECT_EQ(RowsOf(result, paged.RowOf(static_cast<int64_t>(i))), alone[i]) << "request " << i;
-    }
-    EXPECT_EQ(paged.RowOf(3), 0);  // decodes come first
-  }
-}
-
 // --- The layers ----------------------------------------------------------------------------------
 
 TEST_P(BlendTest, LayersGoThroughTheirStates) {

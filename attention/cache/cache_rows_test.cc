@@ -56,38 +56,6 @@ TEST(CacheRowsTest, Ex3Addresses) {
   EXPECT_EQ(ValueRow(hnd, 14, 1)[11], 491);
 }
 
-// EX-1 (b): of blocks of 16, slots 35, 2, 17 are (2, 3), (0, 2), (1, 1).
-TEST(CacheRowsTest, Ex1SlotsAreBlockAndOffset) {
-  const Numbered memory(3 * 16);
-  const ConstKvCacheView cache(KvLayout::kNhd, memory.View({3, 16, 1, 1}),
-                               memory.View({3, 16, 1, 1}));
-  EXPECT_EQ(KeyRow(cache, 35), std::vector<double>{2 * 16 + 3});
-  EXPECT_EQ(KeyRow(cache, 2), std::vector<double>{2});
-  EXPECT_EQ(KeyRow(cache, 17), std::vector<double>{16 + 1});
-}
-
-TEST(CacheRowsTest, FollowsAnyStride) {
-  const Numbered memory(1000);
-  const auto* data = reinterpret_cast<const std::byte*>(memory.values.data());
-  // Strides: tokens 7, heads 3, dims 2, blocks 100.
-  const auto k = *ConstTensorView::Make(data, DType::kF32, {3, 4, 2, 2}, {100, 7, 3, 2});
-  const auto v = *ConstTensorView::Make(data, DType::kF32, {3, 4, 2, 1}, {100, 7, 3, 2});
-  const ConstKvCacheView cache(KvLayout::kNhd, k, v);
-  EXPECT_EQ(KeyRow(cache, 2 * 4 + 3, 1), (std::vector<double>{224, 226}));
-  EXPECT_EQ(ValueRow(cache, 2 * 4 + 3, 1), std::vector<double>{224});
-}
-
-TEST(CacheRowsTest, LatentKeyIsTheRowAndValueItsHead) {
-  const Numbered memory(2 * 4 * 5);
-  const auto k = memory.View({2, 4, 5});
-  const ConstKvCacheView latent(KvLayout::kMlaLatent, k, *k.Slice(2, 0, 3));
-  EXPECT_EQ(KeyRow(latent, 6), (std::vector<double>{30, 31, 32, 33, 34}));
-  EXPECT_EQ(ValueRow(latent, 6), (std::vector<double>{30, 31, 32}));
-  const ConstKvCacheView split(KvLayout::kMlaSplit, memory.View({2, 4, 3}), memory.View({2, 4, 2}));
-  EXPECT_EQ(KeyRow(split, 6), (std::vector<double>{18, 19, 20, 12, 13}));
-  EXPECT_EQ(ValueRow(split, 6), (std::vector<double>{18, 19, 20}));
-}
-
 TEST(CacheRowsTest, CodesComeWithoutScale) {
   const std::vector<uint8_t> codes = {0x32, 0x7E, 0x80, 0xC0};
   for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {

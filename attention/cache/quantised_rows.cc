@@ -41,8 +41,7 @@ Int4Scale Int4ScaleOf(const double* values, int64_t count) {
     high = std::max(high, values[i]);
   }
   // Codes are made by the scale that readers see.
-  Int4Scale scale =
-      Int4Scale::Of(std::bit_cast<uint32_t>(TokenHeadScale(high / 15 - low / 15)));
+  Int4Scale scale = Int4Scale::Of(std::bit_cast<uint32_t>(TokenHeadScale(high / 15 - low / 15)));
   scale.zero = static_cast<int>(std::clamp(std::nearbyint(-low / scale.scale), 0.0, 15.0));
   return scale;
 }
@@ -162,23 +161,54 @@ void DecodePackedRow(KvRowFormat format, const std::byte* codes, const std::byte
 
 namespace {
 
-void EncodeTile(const double* values, int64_t count, double scale, std::byte* codes) {
+// Values of e4m3 codes in tiles, each with a scale behind which nothing else of the row lies.
+struct TiledValues {
+  int64_t num_values, tile_values;
+  bool float_scales;  // else E8M0
+
+  int64_t scale_bytes() const { return float_scales ? sizeof(float) : 1; }
+};
+constexpr TiledValues kTiles656 = {kMla656Values, kMla656TileValues, true};
+constexpr TiledValues kTiles584 = {kMla584Values, kMla584TileValues, false};
+constexpr TiledValues kTilesV41 = {512, 32, false};
+
+void EncodeTiles(const TiledValues& tiles, const double* values, std::byte* codes,
+                 std::byte* scales) {
   double scaled[kMla656TileValues];
-  for (int64_t i = 0; i < count; ++i) scaled[i] = values[i] / scale;
-  StoreElements(DType::kF8E4M3, scaled, count, codes);
+  for (int64_t at = 0; at < tiles.num_values; at += tiles.tile_values) {
+    const double amax = FiniteAmax(values + at, tiles.tile_values);
+    const float float_scale = MlaTileScale(amax);
+    const uint8_t e8m0 = MlaTileScaleE8M0(amax);
+    const double scale = tiles.float_scales ? float_scale : E8M0ToDouble(e8m0);
+    for (int64_t i = 0; i < tiles.tile_values; ++i) scaled[i] = values[at + i] / scale;
+    StoreElements(DType::kF8E4M3, scaled, tiles.tile_values, codes + at);
+    if (tiles.float_scales) std::memcpy(scales, &float_scale, sizeof(float_scale));
+    if (!tiles.float_scales) *scales = std::byte{e8m0};
+    scales += tiles.scale_bytes();
+  }
 }
 
-void DecodeTile(const std::byte* codes, int64_t count, double scale, double* values) {
-  LoadElements(DType::kF8E4M3, codes, 1, count, values);
-  for (int64_t i = 0; i < count; ++i) values[i] *= scale;
+template <typename T>
+void DecodeTiles(const TiledValues& tiles, const std::byte* codes, const std::byte* scales,
+                 T* values) {
+  double row[kMla656Values];
+  LoadElements(DType::kF8E4M3, codes, 1, tiles.num_values, row);
+  for (int64_t at = 0; at < tiles.num_values; at += tiles.tile_values) {
+    double scale;
+    LoadElements(tiles.float_scales ? DType::kF32 : DType::kF8E8M0, scales, 1, 1, &scale);
+    scales += tiles.scale_bytes();
+    for (int64_t i = at; i < at + tiles.tile_values; ++i) {
+      values[i] = static_cast<T>(row[i] * scale);
+    }
+  }
 }
 
 void DecodeRotary(const std::byte* words, double* values) {
   LoadElements(DType::kBF16, words, 1, kMlaRotaryValues, values);
 }
 
-std::byte* ScalesOf584(std::byte* block, int64_t block_size, int64_t offset) {
-  return block + block_size * kMla584RecordBytes + offset * kMla584ScaleBytes;
+int64_t ScalesAt584(int64_t block_size, int64_t offset) {
+  return block_size * kMla584RecordBytes + offset * kMla584ScaleBytes;
 }
 
 }  // namespace
@@ -199,55 +229,33 @@ uint8_t MlaTileScaleE8M0(double amax) {
 }
 
 void EncodeMla656(const double* values, const uint16_t* rotary, std::byte* record) {
-  for (int64_t tile = 0; tile < kMla656Values / kMla656TileValues; ++tile) {
-    const double* tile_values = values + tile * kMla656TileValues;
-    const float scale = MlaTileScale(FiniteAmax(tile_values, kMla656TileValues));
-    EncodeTile(tile_values, kMla656TileValues, scale, record + tile * kMla656TileValues);
-    std::memcpy(record + kMla656ScalesAt + tile * sizeof(float), &scale, sizeof(float));
-  }
+  EncodeTiles(kTiles656, values, record, record + kMla656ScalesAt);
   std::memcpy(record + kMla656RotaryAt, rotary, kMlaRotaryValues * sizeof(uint16_t));
 }
 
 void DecodeMla656(const std::byte* record, double* row) {
-  for (int64_t tile = 0; tile < kMla656Values / kMla656TileValues; ++tile) {
-    float scale;
-    std::memcpy(&scale, record + kMla656ScalesAt + tile * sizeof(float), sizeof(float));
-    DecodeTile(record + tile * kMla656TileValues, kMla656TileValues, scale,
-               row + tile * kMla656TileValues);
-  }
+  DecodeTiles(kTiles656, record, record + kMla656ScalesAt, row);
   DecodeRotary(record + kMla656RotaryAt, row + kMla656Values);
 }
 
 void EncodeMla584(const double* values, const uint16_t* rotary, std::byte* block,
                   int64_t block_size, int64_t offset) {
-  std::byte* record = block + offset * kMla584RecordBytes;
-  std::byte* scales = ScalesOf584(block, block_size, offset);
-  for (int64_t tile = 0; tile < kMla584Values / kMla584TileValues; ++tile) {
-    const double* tile_values = values + tile * kMla584TileValues;
-    const uint8_t scale = MlaTileScaleE8M0(FiniteAmax(tile_values, kMla584TileValues));
-    EncodeTile(tile_values, kMla584TileValues, E8M0ToDouble(scale),
-               record + tile * kMla584TileValues);
-    scales[tile] = std::byte{scale};
-  }
+  std::byte* const record = block + offset * kMla584RecordBytes;
+  std::byte* const scales = block + ScalesAt584(block_size, offset);
+  EncodeTiles(kTiles584, values, record, scales);
   scales[kMla584Values / kMla584TileValues] = std::byte{0};
   std::memcpy(record + kMla584RotaryAt, rotary, kMlaRotaryValues * sizeof(uint16_t));
 }
 
 void DecodeMla584(const std::byte* block, int64_t block_size, int64_t offset, double* row) {
-  const std::byte* record = block + offset * kMla584RecordBytes;
-  const std::byte* scales = ScalesOf584(const_cast<std::byte*>(block), block_size, offset);
-  for (int64_t tile = 0; tile < kMla584Values / kMla584TileValues; ++tile) {
-    DecodeTile(record + tile * kMla584TileValues, kMla584TileValues,
-               E8M0ToDouble(std::to_integer<uint8_t>(scales[tile])),
-               row + tile * kMla584TileValues);
-  }
+  const std::byte* const record = block + offset * kMla584RecordBytes;
+  DecodeTiles(kTiles584, record, block + ScalesAt584(block_size, offset), row);
   DecodeRotary(record + kMla584RotaryAt, row + kMla584Values);
 }
 
 namespace {
 
-constexpr int kValues = 512;       // with a scale
-constexpr int kMxGroup = 32;       // of kMlaV41
+constexpr int kValues = 512;  // with a scale
 constexpr int kScalesAtV41 = 512;
 constexpr int kScalesAtV41Fp4 = 256;
 constexpr int kRotaryAtNvfp4 = 256, kScalesAtNvfp4 = 320;
@@ -261,37 +269,23 @@ int ScaleAt(KvRowFormat format, int group) {
 
 template <typename T>
 void Decode(KvRowFormat format, const std::byte* record, T* out) {
-  double codes[kValues];
   if (format == KvRowFormat::kMlaV41) {
-    LoadElements(DType::kF8E4M3, record, 1, kValues, codes);
-    for (int group = 0; group < kValues / kMxGroup; ++group) {
-      const double scale =
-          E8M0ToDouble(std::to_integer<uint8_t>(record[kScalesAtV41 + group]));
-      for (int d = group * kMxGroup; d < (group + 1) * kMxGroup; ++d) {
-        out[d] = static_cast<T>(codes[d] * scale);
-      }
-    }
-    return;
+    return DecodeTiles(kTilesV41, record, record + kScalesAtV41, out);
   }
   std::byte scales[kGroups];
   for (int group = 0; group < kGroups; ++group) scales[group] = record[ScaleAt(format, group)];
   DecodePackedRow(KvRowFormat::kNvfp4, record, scales, kValues, out);
   if (format == KvRowFormat::kMlaV41Fp4) return;
-  LoadElements(DType::kF8E4M3, record + kRotaryAtNvfp4, 1, kMlaRotaryValues, codes);
-  std::copy_n(codes, kMlaRotaryValues, out + kValues);
+  double rotary[kMlaRotaryValues];
+  LoadElements(DType::kF8E4M3, record + kRotaryAtNvfp4, 1, kMlaRotaryValues, rotary);
+  std::copy_n(rotary, kMlaRotaryValues, out + kValues);
 }
 
 }  // namespace
 
 void EncodeMlaRecord(KvRowFormat format, const double* values, std::byte* record) {
   if (format == KvRowFormat::kMlaV41) {
-    double scaled[kMxGroup];
-    for (int group = 0; group < kValues / kMxGroup; ++group, values += kMxGroup) {
-      const uint8_t scale = MlaTileScaleE8M0(FiniteAmax(values, kMxGroup));
-      for (int i = 0; i < kMxGroup; ++i) scaled[i] = values[i] / E8M0ToDouble(scale);
-      StoreElements(DType::kF8E4M3, scaled, kMxGroup, record + group * kMxGroup);
-      record[kScalesAtV41 + group] = static_cast<std::byte>(scale);
-    }
+    EncodeTiles(kTilesV41, values, record, record + kScalesAtV41);
     return;
   }
   for (int group = 0; group < kGroups; ++group) {

@@ -2,8 +2,10 @@
 //
 // Operations run on checked arguments alone, which are checked once.
 
+#include <cstring>
 #include <type_traits>
 
+#include "attention/cpu/block_ops.h"
 #include "attention/ops/block_checks.h"
 #include "attention/testing/refusals.h"
 #include "attention/testing/says.h"
@@ -155,6 +157,9 @@ TEST(CacheFormatChecksTest, BlocksMoveWithTheirScales) {
   ASSERT_EQ(CheckConvertLayout({}, from, hnd, nullptr, &conversion), absl::OkStatus());
   EXPECT_EQ(conversion.num_tensors, 4);
   EXPECT_EQ(conversion.to[3].DebugString(), to.v_scales.DebugString());
+  std::memset(from.v_scales.data, 7, static_cast<size_t>(*from.v_scales.SpanBytes()));
+  ASSERT_EQ(ConvertLayout({}, from, hnd), absl::OkStatus());
+  EXPECT_EQ(*hnd.v_scales.At(5, 1, 3), std::byte{7});
 }
 
 static_assert(!std::is_constructible_v<Checked<FuseKvArgs>, ExecContext, FuseKvArgs>);

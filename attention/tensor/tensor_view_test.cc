@@ -36,14 +36,6 @@ class TensorViewTest : public ::testing::Test {
   std::vector<float> numbers_;
 };
 
-TEST_F(TensorViewTest, RowMajorUnlessStridesAreGiven) {
-  EXPECT_EQ(Strides(View({2, 3, 4})), (std::vector<int64_t>{12, 4, 1}));
-  EXPECT_TRUE(View({2, 3, 4}).contiguous());
-  EXPECT_FALSE(View({2, 3}, {4, 1}).contiguous());
-  EXPECT_EQ(*reinterpret_cast<float*>(View({2, 3}, {10, 2}).At(1, 2)), 14);
-  EXPECT_EQ(View({2, 3}, {10, 2}).Offset(1, 2), 14);
-}
-
 TEST_F(TensorViewTest, StridesOfSingleElementsAreCanonical) {
   EXPECT_EQ(Strides(View({2, 1, 4}, {20, 977, 1})), (std::vector<int64_t>{20, 4, 1}));
   EXPECT_EQ(Strides(View({1, 1}, {5, 7})), (std::vector<int64_t>{1, 1}));
@@ -186,21 +178,6 @@ TEST_F(TensorViewTest, BitcastGoesThroughBytes) {
   EXPECT_FALSE(bytes.Slice(1, 0, 6)->Bitcast(DType::kF32).ok());  // 6 bytes
   EXPECT_FALSE(bytes.Slice(1, 1, 5)->Bitcast(DType::kF32).ok());  // not aligned
   EXPECT_TRUE(bytes.Slice(1, 4, 12)->Bitcast(DType::kF32).ok());
-}
-
-TEST_F(TensorViewTest, TokensOfEveryInputLayout) {
-  // Element [t][h][d] of 6 tokens, 2 heads, 4 dims.
-  const auto tnd = *AsTokens(View({6, 2, 4}), TokenLayout::kTND, 2);
-  EXPECT_EQ(tnd.Offset(5, 1, 3), 47);
-  const auto bsnd = *AsTokens(View({3, 2, 2, 4}), TokenLayout::kBSND, 2);
-  EXPECT_EQ(bsnd.DebugString(), "f32[6, 2, 4]");
-  const auto bsh = *AsTokens(View({3, 2, 8}), TokenLayout::kBSH, 2);
-  EXPECT_EQ(bsh.DebugString(), "f32[6, 2, 4]");
-  // Q cut out of a fused projection of (H + 2 Hkv) * D = 16 columns.
-  const auto fused = *AsTokens(View({3, 2, 8}, {32, 16, 1}), TokenLayout::kBSH, 2);
-  EXPECT_EQ(fused.DebugString(), "f32[6, 2, 4] strides [16, 4, 1]");
-  const auto bnsd = *AsTokens(View({1, 2, 6, 4}), TokenLayout::kBNSD, 2);
-  EXPECT_EQ(bnsd.DebugString(), "f32[6, 2, 4] strides [4, 24, 1]");
 }
 
 TEST_F(TensorViewTest, InputsThatAreNoTokensAreRefused) {

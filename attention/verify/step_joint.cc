@@ -9,7 +9,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "attention/verify/plain_attention.h"
 #include "attention/verify/verifier_run.h"
 #include "checks/ceil_div.h"
 #include "checks/status_macros.h"

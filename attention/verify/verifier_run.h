@@ -23,6 +23,14 @@
 
 namespace kvblocks::attention {
 
+// Attention of one query [num_heads, key_size] over rows that lie one after another in the order of
+// their tokens, by CPU_REFERENCE without blocks: what attention through block tables is compared
+// with. `sinks`, one logit per head or none, take part in the sum of the softmax only. No row:
+// zeros.
+void AttendPlainly(const RowShape& shape, float scale, absl::Span<const float> query,
+                   const float* rows, int64_t num_rows, absl::Span<const float> sinks,
+                   absl::Span<double> out);
+
 class VerifierRun final : public KvCacheVerifier {
  public:
   explicit VerifierRun(VerifierOptions options);
