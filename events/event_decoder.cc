@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <limits>
 #include <utility>
@@ -36,7 +37,6 @@ enum Field { kType, kBlockHashes, kParent, kTokenIds, kBlockSize };
 struct Fields {
   uint32_t present = 0;
   std::string_view type;
-  std::vector<BlockHash> hashes;
   BlockStored stored;
 
   bool has(int field) const { return (present >> field & 1) != 0; }
@@ -61,17 +61,16 @@ class Decoder {
     bool (*read)(Decoder& decoder, const char* name, Fields& fields);
   };
   static const FieldEntry kFields[16];
-  template <auto kMember>
-  static bool ReadInteger(Decoder& decoder, const char* name, Fields& fields) {
-    return decoder.OptionalInteger(name, &(fields.stored.*kMember));
+  static bool ReadType(Decoder& decoder, const char* name, Fields& fields) {
+    Item item;
+    if (!decoder.Next(name, Type::kText, "a text", &item)) return false;
+    fields.type = item.bytes;
+    return true;
   }
+  // By the overload of Value for the member's type.
   template <auto kMember>
-  static bool ReadText(Decoder& decoder, const char* name, Fields& fields) {
-    return decoder.OptionalText(name, &(fields.stored.*kMember));
-  }
-  template <auto kMember>
-  static bool ReadKeptText(Decoder& decoder, const char* name, Fields& fields) {
-    return decoder.KeptText(name, &(fields.stored.*kMember));
+  static bool Read(Decoder& decoder, const char* name, Fields& fields) {
+    return decoder.Value(name, &(fields.stored.*kMember));
   }
 
   // All return whether the bytes were as expected; if not, error_ says what was found.
@@ -95,8 +94,8 @@ class Decoder {
     }
     index_ = -1;
     for (size_t i = 2; i < head.count; ++i) {
-      const bool read = i == 2 ? OptionalInteger("data_parallel_rank", &batch_.data_parallel_rank)
-                               : Skip("batch");
+      const bool read =
+          i == 2 ? Value("data_parallel_rank", &batch_.data_parallel_rank) : Skip("batch");
       if (!read) return false;
     }
     if (!reader_.at_end()) {
@@ -143,24 +142,24 @@ class Decoder {
   }
   bool Stored(Fields fields) {
     if (!Require(fields, {kBlockHashes, kParent, kTokenIds, kBlockSize})) return false;
-    fields.stored.block_hashes = std::move(fields.hashes);
     KeyAdapters(&fields.stored);
     return Add(std::move(fields.stored));
   }
   bool Removed(const Fields& fields) {
     if (!Require(fields, {kBlockHashes})) return false;
+    const std::vector<BlockHash>& hashes = fields.stored.block_hashes;
     // Every event has its own copy of the texts.
     const auto bytes_of = [](const std::optional<std::string>& text) {
       return text && text->capacity() > std::string().capacity() ? text->size() + 1 : 0;
     };
     const size_t copied = bytes_of(fields.stored.locality) + bytes_of(fields.stored.ownership);
-    if (!Charge("block_hashes", fields.hashes.size(), copied + sizeof(KvEvent))) return false;
-    const size_t num_events = batch_.events.size() + fields.hashes.size();
+    if (!Charge("block_hashes", hashes.size(), copied + sizeof(KvEvent))) return false;
+    const size_t num_events = batch_.events.size() + hashes.size();
     if (num_events > batch_.events.capacity()) {
       // Not more than needed, where one removal is nearly all of a batch.
       batch_.events.reserve(std::max(num_events, batch_.events.size() * 2));
     }
-    for (const BlockHash& hash : fields.hashes) {
+    for (const BlockHash& hash : hashes) {
       if (!Add(BlockRemoved{.block_hash = hash,
                             .medium = fields.stored.medium,
                             .group_idx = fields.stored.group_idx,
@@ -199,22 +198,21 @@ class Decoder {
     }
   }
 
-  bool Hashes(std::vector<BlockHash>* out) {
+  bool Value(const char* name, std::vector<BlockHash>* out) {
     Item head;
-    if (!Next("block_hashes", Type::kArray, "an array", &head)) return false;
-    if (!Charge("block_hashes", head.count, sizeof(BlockHash))) return false;
+    if (!Next(name, Type::kArray, "an array", &head)) return false;
+    if (!Charge(name, head.count, sizeof(BlockHash))) return false;
     out->resize(head.count);
     for (size_t i = 0; i < head.count; ++i) {
       Item item;
-      if (!Next("block_hashes", &item) || !Hash("block_hashes", item, &(*out)[i])) return false;
+      if (!Next(name, &item) || !Hash(name, item, &(*out)[i])) return false;
     }
     return true;
   }
-  bool Parent(std::optional<BlockHash>* out) {
+  bool Value(const char* name, std::optional<BlockHash>* out) {
     Item item;
-    if (!Next("parent_block_hash", &item)) return false;
-    if (item.type == Type::kNil) return true;
-    return Hash("parent_block_hash", item, &out->emplace());
+    if (!Next(name, &item)) return false;
+    return item.type == Type::kNil || Hash(name, item, &out->emplace());
   }
   bool Hash(const char* name, const Item& item, BlockHash* out) {
     HashForm form;
@@ -247,7 +245,7 @@ class Decoder {
     return form.as_integers ? "an integer" : absl::StrCat(form.digest_size, " bytes");
   }
 
-  bool Tokens(const char* name, std::vector<TokenId>* out) {
+  bool Value(const char* name, std::vector<TokenId>* out) {
     Item head;
     if (!Next(name, Type::kArray, "an array", &head)) return false;
     if (!Charge(name, head.count, sizeof(TokenId))) return false;
@@ -262,42 +260,39 @@ class Decoder {
     }
     return true;
   }
-  bool Lookahead(std::optional<std::vector<std::vector<TokenId>>>* out) {
+  bool Value(const char* name, std::optional<std::vector<std::vector<TokenId>>>* out) {
     Item head;
-    if (!Next("lookahead_token_ids", &head)) return false;
+    if (!Next(name, &head)) return false;
     if (head.type == Type::kNil) return true;
-    if (head.type != Type::kArray) return Wrong("lookahead_token_ids", head, "an array or nil");
-    if (!Charge("lookahead_token_ids", head.count, sizeof(std::vector<TokenId>))) return false;
+    if (head.type != Type::kArray) return Wrong(name, head, "an array or nil");
+    if (!Charge(name, head.count, sizeof(std::vector<TokenId>))) return false;
     out->emplace(head.count);
-    for (std::vector<TokenId>& tokens : **out) {
-      if (!Tokens("lookahead_token_ids", &tokens)) return false;
-    }
-    return true;
+    return std::ranges::all_of(**out, [&](auto& tokens) { return Value(name, &tokens); });
   }
 
-  bool AllExtraKeys(std::vector<std::optional<ExtraKeys>>* out) {
+  bool Value(const char* name, std::vector<std::optional<ExtraKeys>>* out) {
     Item head;
-    if (!Next("extra_keys", &head)) return false;
+    if (!Next(name, &head)) return false;
     if (head.type == Type::kNil) return true;
-    if (head.type != Type::kArray) return Wrong("extra_keys", head, "an array or nil");
-    if (!Charge("extra_keys", head.count, sizeof(std::optional<ExtraKeys>))) return false;
+    if (head.type != Type::kArray) return Wrong(name, head, "an array or nil");
+    if (!Charge(name, head.count, sizeof(std::optional<ExtraKeys>))) return false;
     out->resize(head.count);
     for (std::optional<ExtraKeys>& keys : *out) {
       Item item;
-      if (!Next("extra_keys", &item)) return false;
+      if (!Next(name, &item)) return false;
       if (item.type == Type::kNil) continue;
-      if (item.type != Type::kArray) return Wrong("extra_keys", item, "an array or nil");
-      if (!Charge("extra_keys", item.count, sizeof(ExtraKey))) return false;
+      if (item.type != Type::kArray) return Wrong(name, item, "an array or nil");
+      if (!Charge(name, item.count, sizeof(ExtraKey))) return false;
       keys.emplace().reserve(item.count);
       for (size_t i = 0; i < item.count; ++i) {
-        if (!OneExtraKey(&*keys)) return false;
+        if (!OneExtraKey(name, &*keys)) return false;
       }
     }
     return true;
   }
-  bool OneExtraKey(ExtraKeys* keys) {
+  bool OneExtraKey(const char* what, ExtraKeys* keys) {
     Item item;
-    if (!Next("extra_keys", &item)) return false;
+    if (!Next(what, &item)) return false;
     if (item.type == Type::kText || item.type == Type::kBytes) {
       const auto kind =
           item.type == Type::kText ? ExtraKey::Kind::kSalt : ExtraKey::Kind::kPromptEmbedding;
@@ -310,8 +305,8 @@ class Decoder {
     if (item.type == Type::kArray && item.count == 2) {
       Item name, offset;
       const msgpack::Reader before = reader_;
-      if (!Next("extra_keys", &name)) return false;
-      if (name.type == Type::kText && Next("extra_keys", &offset) && IsInt64(offset)) {
+      if (!Next(what, &name)) return false;
+      if (name.type == Type::kText && Next(what, &offset) && IsInt64(offset)) {
         keys->push_back({.kind = ExtraKey::Kind::kMultimodal,
                          .value = std::string(name.bytes),
                          .offset = static_cast<int64_t>(offset.bits)});
@@ -322,7 +317,7 @@ class Decoder {
     }
     ++batch_.num_unknown_extra_keys;
     for (; num_inside > 0; --num_inside) {
-      if (!Skip("extra_keys")) return false;
+      if (!Skip(what)) return false;
     }
     return true;
   }
@@ -355,14 +350,25 @@ class Decoder {
     Item item;
     return Next(name, &item) && InRange(name, item, low, high, out);
   }
-  bool OptionalInteger(const char* name, std::optional<int64_t>* out,
-                       int64_t low = std::numeric_limits<int64_t>::min(),
-                       int64_t high = std::numeric_limits<int64_t>::max()) {
+  bool OptionalInteger(const char* name, int64_t low, int64_t high, std::optional<int64_t>* out) {
     Item item;
     if (!Next(name, &item)) return false;
     return item.type == Type::kNil || InRange(name, item, low, high, &out->emplace());
   }
-  bool OptionalText(const char* name, std::optional<std::string>* out) {
+  bool Value(const char* name, int64_t* block_size) {
+    return Integer(name, 1, std::numeric_limits<int32_t>::max(), block_size);
+  }
+  bool Value(const char* name, std::optional<int64_t>* out) {
+    return OptionalInteger(name, std::numeric_limits<int64_t>::min(),
+                           std::numeric_limits<int64_t>::max(), out);
+  }
+  bool Value(const char* name, GroupId* out) {
+    std::optional<int64_t> group;
+    if (!OptionalInteger(name, 0, kMaxGroupId, &group)) return false;
+    *out = static_cast<GroupId>(group.value_or(0));
+    return true;
+  }
+  bool Value(const char* name, std::optional<std::string>* out) {
     Item item;
     if (!Next(name, &item)) return false;
     if (item.type == Type::kNil) return true;
@@ -370,8 +376,14 @@ class Decoder {
     out->emplace(item.bytes);
     return true;
   }
+  bool Value(const char* name, std::string* out) {
+    std::optional<std::string> text;
+    if (!Value(name, &text)) return false;
+    *out = std::move(text).value_or("");
+    return true;
+  }
   // A text that outlives the payload without being copied into every event.
-  bool KeptText(const char* name, std::string_view* out) {
+  bool Value(const char* name, std::string_view* out) {
     Item item;
     *out = {};
     if (!Next(name, &item)) return false;
@@ -429,69 +441,24 @@ class Decoder {
   std::string error_;
 };
 
-const Decoder::FieldEntry Decoder::kFields[] = {{"type",
-                                                 [](Decoder& d, const char* name, Fields& f) {
-                                                   Item item;
-                                                   if (!d.Next(name, Type::kText, "a text", &item))
-                                                     return false;
-                                                   f.type = item.bytes;
-                                                   return true;
-                                                 }},
-                                                {"block_hashes",
-                                                 [](Decoder& d, const char*, Fields& f) {
-                                                   return d.Hashes(&f.hashes);
-                                                 }},
-                                                {"parent_block_hash",
-                                                 [](Decoder& d, const char*, Fields& f) {
-                                                   return d.Parent(&f.stored.parent_block_hash);
-                                                 }},
-                                                {"token_ids",
-                                                 [](Decoder& d, const char* name, Fields& f) {
-                                                   return d.Tokens(name, &f.stored.token_ids);
-                                                 }},
-                                                {"block_size",
-                                                 [](Decoder& d, const char* name, Fields& f) {
-                                                   return d.Integer(
-                                                       name, 1, std::numeric_limits<int32_t>::max(),
-                                                       &f.stored.block_size);
-                                                 }},
-                                                {"lora_id", ReadInteger<&BlockStored::lora_id>},
-                                                {"medium", ReadKeptText<&BlockStored::medium>},
-                                                {"lora_name",
-                                                 [](Decoder& d, const char* name, Fields& f) {
-                                                   std::optional<std::string> text;
-                                                   if (!d.OptionalText(name, &text)) return false;
-                                                   f.stored.lora_name =
-                                                       std::move(text).value_or("");
-                                                   return true;
-                                                 }},
-                                                {"extra_keys",
-                                                 [](Decoder& d, const char*, Fields& f) {
-                                                   return d.AllExtraKeys(&f.stored.extra_keys);
-                                                 }},
-                                                {"group_idx",
-                                                 [](Decoder& d, const char* name, Fields& f) {
-                                                   std::optional<int64_t> group;
-                                                   if (!d.OptionalInteger(name, &group, 0,
-                                                                          kMaxGroupId))
-                                                     return false;
-                                                   f.stored.group_idx =
-                                                       static_cast<GroupId>(group.value_or(0));
-                                                   return true;
-                                                 }},
-                                                {"kv_cache_spec_kind",
-                                                 ReadKeptText<&BlockStored::kv_cache_spec_kind>},
-                                                {"kv_cache_spec_sliding_window",
-                                                 ReadInteger<
-                                                     &BlockStored::kv_cache_spec_sliding_window>},
-                                                {"locality", ReadText<&BlockStored::locality>},
-                                                {"ownership", ReadText<&BlockStored::ownership>},
-                                                {"session_id", ReadText<&BlockStored::session_id>},
-                                                {"lookahead_token_ids",
-                                                 [](Decoder& d, const char*, Fields& f) {
-                                                   return d.Lookahead(
-                                                       &f.stored.lookahead_token_ids);
-                                                 }}};
+const Decoder::FieldEntry Decoder::kFields[] = {
+    {"type", ReadType},
+    {"block_hashes", Read<&BlockStored::block_hashes>},
+    {"parent_block_hash", Read<&BlockStored::parent_block_hash>},
+    {"token_ids", Read<&BlockStored::token_ids>},
+    {"block_size", Read<&BlockStored::block_size>},
+    {"lora_id", Read<&BlockStored::lora_id>},
+    {"medium", Read<&BlockStored::medium>},
+    {"lora_name", Read<&BlockStored::lora_name>},
+    {"extra_keys", Read<&BlockStored::extra_keys>},
+    {"group_idx", Read<&BlockStored::group_idx>},
+    {"kv_cache_spec_kind", Read<&BlockStored::kv_cache_spec_kind>},
+    {"kv_cache_spec_sliding_window", Read<&BlockStored::kv_cache_spec_sliding_window>},
+    {"locality", Read<&BlockStored::locality>},
+    {"ownership", Read<&BlockStored::ownership>},
+    {"session_id", Read<&BlockStored::session_id>},
+    {"lookahead_token_ids", Read<&BlockStored::lookahead_token_ids>},
+};
 
 }  // namespace
 

@@ -10,9 +10,9 @@
 #ifndef KVBLOCKS_EVENTS_MSGPACK_H_
 #define KVBLOCKS_EVENTS_MSGPACK_H_
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <string_view>
 
@@ -52,11 +52,7 @@ class Writer {
       Head<8>(0xd3, bits);
     }
   }
-  void Double(double value) {
-    uint64_t bits;
-    std::memcpy(&bits, &value, sizeof(bits));
-    Head<8>(0xcb, bits);
-  }
+  void Double(double value) { Head<8>(0xcb, std::bit_cast<uint64_t>(value)); }
   // Of at most 2^32 - 1 bytes or items, as all that follow.
   void Text(std::string_view text) {
     if (text.size() < 32) {
@@ -138,89 +134,26 @@ class Reader {
   // The next value; its head, if it is an array or a map. False: the bytes end within it, or are
   // none; the reader is then of no more use.
   bool Next(Item* item) {
-    uint64_t first;
-    if (!Big<1>(&first)) return false;
+    uint64_t first, value;
+    if (!Big(1, &first)) return false;
     if (first < 0x80) return Set(item, Type::kUint, first);
     if (first < 0x90) return Count(item, Type::kMap, first & 0x0f);
     if (first < 0xa0) return Count(item, Type::kArray, first & 0x0f);
     if (first < 0xc0) return Take(item, Type::kText, first & 0x1f);
     if (first >= 0xe0) return Set(item, Type::kNegative, first | ~uint64_t{0xff});
-    uint64_t value = 0;
-    switch (first) {
-      case 0xc0:
-        return Set(item, Type::kNil, 0);
-      case 0xc2:
-        return Set(item, Type::kBool, 0);
-      case 0xc3:
-        return Set(item, Type::kBool, 1);
-      case 0xc4:
-        return Big<1>(&value) && Take(item, Type::kBytes, value);
-      case 0xc5:
-        return Big<2>(&value) && Take(item, Type::kBytes, value);
-      case 0xc6:
-        return Big<4>(&value) && Take(item, Type::kBytes, value);
-      case 0xc7:
-        return Big<1>(&value) && Take(item, Type::kExtension, value + 1);
-      case 0xc8:
-        return Big<2>(&value) && Take(item, Type::kExtension, value + 1);
-      case 0xc9:
-        return Big<4>(&value) && Take(item, Type::kExtension, value + 1);
-      case 0xca: {
-        float real;
-        const bool read = Big<4>(&value);
-        const auto bits = static_cast<uint32_t>(value);
-        std::memcpy(&real, &bits, sizeof(real));
-        item->real = static_cast<double>(real);
-        return read && Set(item, Type::kDouble, 0);
-      }
-      case 0xcb: {
-        const bool read = Big<8>(&value);
-        std::memcpy(&item->real, &value, sizeof(value));
-        return read && Set(item, Type::kDouble, 0);
-      }
-      case 0xcc:
-        return Big<1>(&value) && Set(item, Type::kUint, value);
-      case 0xcd:
-        return Big<2>(&value) && Set(item, Type::kUint, value);
-      case 0xce:
-        return Big<4>(&value) && Set(item, Type::kUint, value);
-      case 0xcf:
-        return Big<8>(&value) && Set(item, Type::kUint, value);
-      case 0xd0:
-        return Big<1>(&value) && Signed(item, static_cast<int8_t>(value));
-      case 0xd1:
-        return Big<2>(&value) && Signed(item, static_cast<int16_t>(value));
-      case 0xd2:
-        return Big<4>(&value) && Signed(item, static_cast<int32_t>(value));
-      case 0xd3:
-        return Big<8>(&value) && Signed(item, static_cast<int64_t>(value));
-      case 0xd4:
-        return Take(item, Type::kExtension, 2);
-      case 0xd5:
-        return Take(item, Type::kExtension, 3);
-      case 0xd6:
-        return Take(item, Type::kExtension, 5);
-      case 0xd7:
-        return Take(item, Type::kExtension, 9);
-      case 0xd8:
-        return Take(item, Type::kExtension, 17);
-      case 0xd9:
-        return Big<1>(&value) && Take(item, Type::kText, value);
-      case 0xda:
-        return Big<2>(&value) && Take(item, Type::kText, value);
-      case 0xdb:
-        return Big<4>(&value) && Take(item, Type::kText, value);
-      case 0xdc:
-        return Big<2>(&value) && Count(item, Type::kArray, value);
-      case 0xdd:
-        return Big<4>(&value) && Count(item, Type::kArray, value);
-      case 0xde:
-        return Big<2>(&value) && Count(item, Type::kMap, value);
-      case 0xdf:
-        return Big<4>(&value) && Count(item, Type::kMap, value);
-      default:
-        return false;  // 0xc1: never used
-    }
+    const size_t width = kWidths[first - 0xc0];
+    if (first == 0xc1 || !Big(width, &value)) return false;  // 0xc1 is never used
+    if (first == 0xc0) return Set(item, Type::kNil, 0);
+    if (first <= 0xc3) return Set(item, Type::kBool, first & 1);
+    if (first <= 0xc6) return Take(item, Type::kBytes, value);
+    if (first <= 0xc9) return Take(item, Type::kExtension, value + 1);  // with its kind
+    if (first == 0xca) return Real(item, std::bit_cast<float>(static_cast<uint32_t>(value)));
+    if (first == 0xcb) return Real(item, std::bit_cast<double>(value));
+    if (first <= 0xcf) return Set(item, Type::kUint, value);
+    if (first <= 0xd3) return Signed(item, value, width);
+    if (first <= 0xd8) return Take(item, Type::kExtension, 1 + (uint64_t{1} << (first - 0xd4)));
+    if (first <= 0xdb) return Take(item, Type::kText, value);
+    return Count(item, first <= 0xdd ? Type::kArray : Type::kMap, value);
   }
 
   // Passes one value with all that is in it.
@@ -236,14 +169,17 @@ class Reader {
   }
 
  private:
-  template <size_t kWidth>
-  bool Big(uint64_t* value) {
-    if (remaining() < kWidth) return false;
+  // Of the number that follows a first byte from 0xc0 on: the value, or how much there is of it.
+  static constexpr uint8_t kWidths[] = {0, 0, 0, 0, 1, 2, 4, 1, 2, 4, 4, 8, 1, 2, 4, 8,
+                                        1, 2, 4, 8, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4};
+
+  bool Big(size_t width, uint64_t* value) {
+    if (remaining() < width) return false;
     uint64_t sum = 0;
-    for (size_t i = 0; i < kWidth; ++i) {
+    for (size_t i = 0; i < width; ++i) {
       sum = sum << 8 | static_cast<uint8_t>(bytes_[position_ + i]);
     }
-    position_ += kWidth;
+    position_ += width;
     *value = sum;
     return true;
   }
@@ -252,8 +188,14 @@ class Reader {
     item->bits = bits;
     return true;
   }
-  static bool Signed(Item* item, int64_t value) {
-    return Set(item, value < 0 ? Type::kNegative : Type::kUint, static_cast<uint64_t>(value));
+  static bool Real(Item* item, double real) {
+    item->real = real;
+    return Set(item, Type::kDouble, 0);
+  }
+  static bool Signed(Item* item, uint64_t value, size_t width) {
+    const size_t unused = 64 - 8 * width;
+    const int64_t number = static_cast<int64_t>(value << unused) >> unused;
+    return Set(item, number < 0 ? Type::kNegative : Type::kUint, static_cast<uint64_t>(number));
   }
   bool Take(Item* item, Type type, uint64_t size) {
     if (remaining() < size) return false;

@@ -258,13 +258,12 @@ RC_GTEST_PROP(GroupingPropertyTest, PackedGroupsFollowTheRule, ()) {
                          .ring_units = Number(1, 20)};
   PackedModel model = m;
   if (model.small == 0) model.small = model.large;
-  std::vector<LayerCache> caches;
-  Append(&caches, "large", static_cast<int>(model.large), FullSpec(16, 4, 8));
-  Append(&caches, "small", static_cast<int>(model.small), FullSpec(16, 1, 8));
-  Append(&caches, "window", static_cast<int>(model.window),
-         WindowSpec(16, model.window_heads, 8, 64));
-  Append(&caches, "ring", static_cast<int>(model.ring),
-         *RingSpec::Create({.block_size = 1, .head_size = 256 * model.ring_units}));
+  const std::vector<LayerCache> caches =
+      Caches({{"large", model.large, FullSpec(16, 4, 8)},
+              {"small", model.small, FullSpec(16, 1, 8)},
+              {"window", model.window, WindowSpec(16, model.window_heads, 8, 64)},
+              {"ring", model.ring,
+               *RingSpec::Create({.block_size = 1, .head_size = 256 * model.ring_units})}});
   std::vector<int64_t> sizes;
   for (const std::vector<int>& group : PackGroups(caches)) {
     RC_ASSERT(std::ranges::is_sorted(group));

@@ -18,17 +18,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-// The only error; a failed test if there are others.
-PlanError Only(const std::vector<LayerCache>& caches, const PlanOptions& options) {
-  const std::vector<PlanError> errors = ErrorsOf(caches, options);
-  EXPECT_THAT(errors, SizeIs(1));
-  for (const PlanError& error : errors) SCOPED_TRACE(error.message);
-  return errors.empty() ? PlanError() : errors[0];
-}
-
 std::vector<LayerCache> Mixed(const std::vector<KvCacheSpec>& specs) {
   std::vector<LayerCache> caches;
-  for (size_t i = 0; i < specs.size(); ++i) Append(&caches, "l" + std::to_string(i), 1, specs[i]);
+  for (const KvCacheSpec& spec : specs) {
+    caches.push_back({.name = "l" + std::to_string(caches.size()), .spec = spec});
+  }
   return caches;
 }
 
@@ -60,8 +54,7 @@ TEST(PlanErrorsTest, E1OptionsOutOfRange) {
     o.layout = PoolLayout::kSlab;
   });
   for (const Case& c : cases) {
-    const PlanError error = Only(Llama31_8b(), c.options);
-    EXPECT_EQ(error.code, PlanErrorCode::kBadValue) << c.field;
+    const PlanError error = ErrorOf(Llama31_8b(), c.options, PlanErrorCode::kBadValue);
     EXPECT_THAT(error.message, AllOf(HasSubstr(c.field), HasSubstr("expected")));
   }
 }
@@ -69,8 +62,8 @@ TEST(PlanErrorsTest, E1OptionsOutOfRange) {
 TEST(PlanErrorsTest, E1BlockThatNoKernelTakes) {
   PlanOptions options = Exact(16 * kGiB, 1024);
   options.kernel_block_sizes = {64, 24};
-  const PlanError error = Only({{.name = "layers.0", .spec = FullSpec(16, 8, 128)}}, options);
-  EXPECT_EQ(error.code, PlanErrorCode::kBadValue);
+  const PlanError error = ErrorOf({{.name = "layers.0", .spec = FullSpec(16, 8, 128)}}, options,
+                                  PlanErrorCode::kBadValue);
   EXPECT_THAT(error.message,
               AllOf(HasSubstr("layers.0"), HasSubstr("got 16"), HasSubstr("64, 24")));
   EXPECT_TRUE(MakePlan(Mixed({FullSpec(192, 8, 128), FullSpec(192, 8, 64)}), options).ok());
@@ -89,10 +82,9 @@ TEST(PlanErrorsTest, E1NamesAndWorkers) {
 }
 
 TEST(PlanErrorsTest, E2OneNameTwoSpecs) {
-  const PlanError error = Only({{.name = "layers.0", .spec = FullSpec(16, 8, 128)},
-                                {.name = "layers.0", .spec = FullSpec(16, 4, 128), .worker = 1}},
-                               Exact(kGiB, 1024));
-  EXPECT_EQ(error.code, PlanErrorCode::kConflictingSpecs);
+  const PlanError error = ErrorOf({{.name = "layers.0", .spec = FullSpec(16, 8, 128)},
+                                   {.name = "layers.0", .spec = FullSpec(16, 4, 128), .worker = 1}},
+                                  Exact(kGiB, 1024), PlanErrorCode::kConflictingSpecs);
   EXPECT_THAT(error.message,
               AllOf(HasSubstr("layers.0"), HasSubstr("num_kv_heads=8"), HasSubstr("worker 0"),
                     HasSubstr("num_kv_heads=4"), HasSubstr("worker 1")));
@@ -108,22 +100,21 @@ TEST(PlanErrorsTest, E4PaddingThatUpstreamsCountExceeds) {
                                               .page_size_padded = 20000};
   const std::vector<LayerCache> caches = Mixed({*SlidingWindowSpec::Create(options)});
   EXPECT_EQ(PlanOf(caches, Exact(kGiB, 1024)).groups[0].page_bytes, 20000);
-  const PlanError error = Only(caches, Upstream(kGiB, 1024));
-  EXPECT_EQ(error.code, PlanErrorCode::kPaddingTooSmall);
+  const PlanError error = ErrorOf(caches, Upstream(kGiB, 1024), PlanErrorCode::kPaddingTooSmall);
   EXPECT_THAT(error.message, AllOf(HasSubstr("l0"), HasSubstr("20000"), HasSubstr("33792")));
 }
 
 TEST(PlanErrorsTest, E6MlaCachesWithDifferentBlocks) {
   std::vector<LayerCache> caches = DeepseekV4("4H");
   caches.push_back({.name = "odd", .spec = LatentSpec(64)});
-  const PlanError error = Only(caches, Upstream025(16 * kGiB, 1024));
-  EXPECT_EQ(error.code, PlanErrorCode::kTableWidths);
+  const PlanError error =
+      ErrorOf(caches, Upstream025(16 * kGiB, 1024), PlanErrorCode::kTableWidths);
   EXPECT_THAT(error.message, AllOf(HasSubstr("64"), HasSubstr("256"), HasSubstr("odd")));
 }
 
 TEST(PlanErrorsTest, E7NamesLayerPagesAndTheWayOut) {
-  const PlanError error = Only(Gemma4(QuantMode::kInt8PerTokenHead), Upstream025(16 * kGiB, 1024));
-  EXPECT_EQ(error.code, PlanErrorCode::kPagesDoNotEqualise);
+  const PlanError error = ErrorOf(Gemma4(QuantMode::kInt8PerTokenHead),
+                                  Upstream025(16 * kGiB, 1024), PlanErrorCode::kPagesDoNotEqualise);
   EXPECT_THAT(error.message, AllOf(HasSubstr("layers.5"), HasSubstr("33024"), HasSubstr("66560"),
                                    HasSubstr("not a divisor and backend cannot read padded pages"),
                                    HasSubstr("native layout")));
@@ -132,8 +123,8 @@ TEST(PlanErrorsTest, E7NamesLayerPagesAndTheWayOut) {
 TEST(PlanErrorsTest, E7TuplesThatAreNotWhole) {
   std::vector<LayerCache> caches = DeepseekV4("44");
   std::erase_if(caches, [](const LayerCache& c) { return c.name == "layers.1.indexer_state"; });
-  const PlanError error = Only(caches, Upstream025(16 * kGiB, 1024));
-  EXPECT_EQ(error.code, PlanErrorCode::kPagesDoNotEqualise);
+  const PlanError error =
+      ErrorOf(caches, Upstream025(16 * kGiB, 1024), PlanErrorCode::kPagesDoNotEqualise);
   EXPECT_THAT(error.message, AllOf(HasSubstr("32832"), HasSubstr("8640"), HasSubstr("2 times")));
   EXPECT_TRUE(MakePlan(caches, Exact(16 * kGiB, 1024)).ok());
 }
@@ -143,8 +134,7 @@ TEST(PlanErrorsTest, E8StatesCannotBeStoredAsAttention) {
       Mixed({FullSpec(16, 8, 128), WindowSpec(16, 8, 128, 64), StateSpec(16, 1024, 1024)});
   PlanOptions options = Exact(16 * kGiB, 1024);
   options.hybrid = false;
-  const PlanError error = Only(caches, options);
-  EXPECT_EQ(error.code, PlanErrorCode::kNotOneType);
+  const PlanError error = ErrorOf(caches, options, PlanErrorCode::kNotOneType);
   EXPECT_THAT(error.message, AllOf(HasSubstr("full_attention"), HasSubstr("mamba")));
 }
 
@@ -164,16 +154,14 @@ TEST(PlanErrorsTest, E8AndE15TwoWindowsWithoutFullLayers) {
 TEST(PlanErrorsTest, E9WindowsOverContextParallelRanks) {
   PlanOptions options = Exact(16 * kGiB, 1024);
   options.limits.decode_context_parallel = 2;
-  const PlanError error = Only(Gemma3_27b(), options);
-  EXPECT_EQ(error.code, PlanErrorCode::kContextParallelWindow);
+  const PlanError error = ErrorOf(Gemma3_27b(), options, PlanErrorCode::kContextParallelWindow);
   EXPECT_THAT(error.message, AllOf(HasSubstr("is 2"), HasSubstr("layers.0")));
   EXPECT_THAT(error.layers, SizeIs(52));
 }
 
 TEST(PlanErrorsTest, E10NoMemory) {
   for (const int64_t bytes : {int64_t{0}, int64_t{-5}}) {
-    const PlanError error = Only(Llama31_8b(), Exact(bytes, 1024));
-    EXPECT_EQ(error.code, PlanErrorCode::kNoMemory);
+    const PlanError error = ErrorOf(Llama31_8b(), Exact(bytes, 1024), PlanErrorCode::kNoMemory);
     EXPECT_EQ(error.available, bytes);
     EXPECT_THAT(error.message, AllOf(HasSubstr(std::to_string(bytes) + " bytes"),
                                      HasSubstr("raise the fraction of memory")));
@@ -181,8 +169,8 @@ TEST(PlanErrorsTest, E10NoMemory) {
 }
 
 TEST(PlanErrorsTest, E11NeededAndAvailableWithTheLengthThatFits) {
-  const PlanError error = Only(Llama31_8b(), Upstream025(10 * kGiB, 131072));
-  EXPECT_EQ(error.code, PlanErrorCode::kRequestDoesNotFit);
+  const PlanError error =
+      ErrorOf(Llama31_8b(), Upstream025(10 * kGiB, 131072), PlanErrorCode::kRequestDoesNotFit);
   EXPECT_THAT(error.message,
               AllOf(HasSubstr("131,072 tokens"), HasSubstr("16.00 GiB"), HasSubstr("10.00 GiB"),
                     HasSubstr("longest length that fits: 81,920")));
@@ -191,8 +179,8 @@ TEST(PlanErrorsTest, E11NeededAndAvailableWithTheLengthThatFits) {
 }
 
 TEST(PlanErrorsTest, E11WithoutALengthThatFits) {
-  const PlanError error = Only(Llama31_8b(), Upstream(1, 131072));
-  EXPECT_EQ(error.code, PlanErrorCode::kRequestDoesNotFit);
+  const PlanError error =
+      ErrorOf(Llama31_8b(), Upstream(1, 131072), PlanErrorCode::kRequestDoesNotFit);
   EXPECT_EQ(error.longest_length, std::nullopt);
   EXPECT_EQ(error.message.find("longest"), std::string::npos);
 }
@@ -210,8 +198,8 @@ TEST(PlanErrorsTest, E11NamesEveryWorkerThatIsTooSmall) {
 }
 
 TEST(PlanErrorsTest, E12AutomaticLengthWithoutRoomForOneToken) {
-  const PlanError error = Only(Llama31_8b(), Exact(1 << 20, /*length=*/0));
-  EXPECT_EQ(error.code, PlanErrorCode::kNoLengthFits);
+  const PlanError error =
+      ErrorOf(Llama31_8b(), Exact(1 << 20, /*length=*/0), PlanErrorCode::kNoLengthFits);
   // The null block and one more of 2 MiB.
   EXPECT_THAT(error.message, AllOf(HasSubstr("1,048,576 bytes"), HasSubstr("4,194,304 bytes")));
 }
@@ -228,8 +216,7 @@ TEST(PlanErrorsTest, E13MatchUnit) {
 TEST(PlanErrorsTest, E16TwiceOnOneWorker) {
   std::vector<LayerCache> caches = Llama31_8b();
   caches[7].name = caches[3].name;
-  const PlanError error = Only(caches, Exact(16 * kGiB, 1024));
-  EXPECT_EQ(error.code, PlanErrorCode::kNotInOneGroup);
+  const PlanError error = ErrorOf(caches, Exact(16 * kGiB, 1024), PlanErrorCode::kNotInOneGroup);
   EXPECT_THAT(error.layers, ElementsAre("layers.3"));
   EXPECT_THAT(error.message, HasSubstr("layers.3"));
 }

@@ -1,11 +1,12 @@
 // What a plan says beyond sizes: drafts, descriptors, layouts, waste, purity.
 
+#include "kvblocks/plan.h"
+
 #include <map>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/plan.h"
 #include "specs/planning/testing/plan_test_helpers.h"
 #include "specs/planning/testing/sample_models.h"
 
@@ -48,9 +49,8 @@ TEST(PlanTest, EncoderOnlyLayersAreLeftOut) {
 TEST(PlanTest, CrossAttentionIsBilledByTheEncoder) {
   const auto cross =
       CrossAttentionSpec::Create({.block_size = 16, .num_kv_heads = 20, .head_size = 64});
-  std::vector<LayerCache> caches;
-  Append(&caches, "self", 32, FullSpec(16, 20, 64));
-  Append(&caches, "cross", 32, *cross);
+  const std::vector<LayerCache> caches =
+      Caches({{"self", 32, FullSpec(16, 20, 64)}, {"cross", 32, *cross}});
   PlanOptions options = Exact(16 * kGiB, 448);
   EXPECT_EQ(ErrorsOf(caches, options)[0].code, PlanErrorCode::kBadValue);  // encoder tokens unset
   options.limits.max_encoder_tokens = 1500;
@@ -212,8 +212,7 @@ TEST(PlanWasteTest, AlignmentAndChunksAreAccountedFor) {
 TEST(PlanWasteTest, SinkBlocksAreTakenForGood) {
   const auto sink = SinkFullAttentionSpec::Create(
       {.block_size = 16, .num_kv_heads = 8, .head_size = 128, .sink_length = 64});
-  std::vector<LayerCache> caches;
-  Append(&caches, "sink", 32, *sink);
+  const std::vector<LayerCache> caches = Caches({{"sink", 32, *sink}});
   const Plan plan = PlanOf(caches, Exact(16 * kGiB, 8192));
   EXPECT_EQ(plan.num_allocatable_blocks(), 8192 - 1 - 4);
   EXPECT_EQ(plan.LongestContext(1 << 20), (8192 - 5) * 16);

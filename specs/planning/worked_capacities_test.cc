@@ -45,10 +45,8 @@ Capacity CapacityAt(const Plan& plan, int64_t length) {
 
 std::optional<int64_t> EstimateOf(const std::vector<LayerCache>& caches, int64_t bytes,
                                   int64_t length) {
-  const std::vector<PlanError> errors = ErrorsOf(caches, Upstream025(bytes, length));
-  EXPECT_EQ(errors.size(), 1);
-  EXPECT_EQ(errors[0].code, PlanErrorCode::kRequestDoesNotFit);
-  return errors[0].longest_length;
+  return ErrorOf(caches, Upstream025(bytes, length), PlanErrorCode::kRequestDoesNotFit)
+      .longest_length;
 }
 
 std::vector<LayerCache> V4FlashWithThreeMore() {
@@ -204,10 +202,9 @@ struct AlignedState {
 };
 
 AlignedState Align(int64_t ssm_bytes) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "state", 3, StateSpec(16, kConvBytes, ssm_bytes));
-  Append(&caches, "full", 1, Attention());
-  const Plan plan = PlanOf(caches, Upstream(16 * kGiB, 8192));
+  const Plan plan =
+      PlanOf(Caches({{"state", 3, StateSpec(16, kConvBytes, ssm_bytes)}, {"full", 1, Attention()}}),
+             Upstream(16 * kGiB, 8192));
   const KvCacheSpec& state = plan.layers[0].stored;
   EXPECT_EQ(plan.layers[3].stored.page_bytes(), state.page_bytes());
   const int64_t bytes = plan.layers[0].declared.page_bytes();
@@ -298,9 +295,9 @@ TEST(WorkedShapesTest, WeE9PaddingOfTuples) {
 
 TEST(StateAlignmentTest, ModesRoundDifferently) {
   std::vector<PlanError> errors;
-  std::vector<LayerCache> caches;
-  Append(&caches, "full", 1, Attention());
-  Append(&caches, "state", 1, StateSpec(16, kConvBytes, 1048576, MambaCacheMode::kAlign));
+  std::vector<LayerCache> caches =
+      Caches({{"full", 1, Attention()},
+              {"state", 1, StateSpec(16, kConvBytes, 1048576, MambaCacheMode::kAlign)}});
   auto specs =
       AlignStates(caches, /*smallest_kernel_block=*/16, /*state_chunk_tokens=*/256, &errors);
   ASSERT_TRUE(specs.has_value());
@@ -315,10 +312,10 @@ TEST(StateAlignmentTest, ModesRoundDifferently) {
 
 TEST(StateAlignmentTest, FormatsOfDifferentSizesMeetInTheirCommonMultiple) {
   std::vector<PlanError> errors;
-  std::vector<LayerCache> caches;
-  Append(&caches, "full", 1, FullSpec(16, 4, 128));   // 2,048 bytes per token
-  Append(&caches, "other", 1, FullSpec(16, 6, 128));  // 3,072
-  Append(&caches, "state", 1, StateSpec(16, kConvBytes, 1048576));
+  // 2,048 and 3,072 bytes per token.
+  const std::vector<LayerCache> caches = Caches({{"full", 1, FullSpec(16, 4, 128)},
+                                                 {"other", 1, FullSpec(16, 6, 128)},
+                                                 {"state", 1, StateSpec(16, kConvBytes, 1048576)}});
   const auto specs = AlignStates(caches, 16, 1, &errors);
   ASSERT_TRUE(specs.has_value());
   // lcm 6,144; 16 * ceil(1,097,728 / (16 * 6,144)) = 192.
@@ -327,10 +324,9 @@ TEST(StateAlignmentTest, FormatsOfDifferentSizesMeetInTheirCommonMultiple) {
 }
 
 TEST(StateAlignmentTest, NativeLayoutLeavesBlocksAlone) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "full", 8, Attention());
-  Append(&caches, "state", 24, StateSpec(16, kConvBytes, 1048576));
-  const Plan plan = PlanOf(caches, Exact(PoolLayout::kNative, 16 * kGiB, 8192));
+  const Plan plan =
+      PlanOf(Caches({{"full", 8, Attention()}, {"state", 24, StateSpec(16, kConvBytes, 1048576)}}),
+             Exact(PoolLayout::kNative, 16 * kGiB, 8192));
   for (const PlannedLayer& layer : plan.layers) EXPECT_EQ(layer.stored, layer.declared);
 }
 

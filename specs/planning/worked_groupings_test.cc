@@ -27,15 +27,13 @@ Plan Groups025(const std::vector<LayerCache>& caches) {
 }
 
 std::vector<LayerCache> FullAndWindow(int full, int window) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "full", full, FullSpec(16, 8, 64));
-  Append(&caches, "window", window, WindowSpec(16, 8, 64, 128));
-  return caches;
+  return Caches(
+      {{"full", full, FullSpec(16, 8, 64)}, {"window", window, WindowSpec(16, 8, 64, 128)}});
 }
 
 TEST(WorkedGroupingsTest, WeA6UpstreamCountsInt4WindowsUnpacked) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "window", 1, WindowSpec(16, 8, 128, 64, QuantMode::kInt4PerTokenHead));
+  const std::vector<LayerCache> caches =
+      Caches({{"window", 1, WindowSpec(16, 8, 128, 64, QuantMode::kInt4PerTokenHead)}});
   EXPECT_EQ(Groups(caches).groups[0].page_bytes, 33792);
   EXPECT_EQ(PlanOf(caches, Exact(kGiB, 1024)).groups[0].page_bytes, 17408);
 }
@@ -48,27 +46,22 @@ TEST(WorkedGroupingsTest, WeC1ToC20GroupsTensorsAndStrides) {
     Plan plan;
     const char* shape;
   } rows[] = {
-      {"C1 Llama 3.1", Groups(Llama31_8b()),
-       "groups 32, tensors 1x32, stride 2097152"},
-      {"C2 Mistral", Groups(Mistral7b()),
-       "groups 32, tensors 1x32, stride 2097152"},
+      {"C1 Llama 3.1", Groups(Llama31_8b()), "groups 32, tensors 1x32, stride 2097152"},
+      {"C2 Mistral", Groups(Mistral7b()), "groups 32, tensors 1x32, stride 2097152"},
       // The window bucket comes first in registration order.
       {"C3 Gemma 3", Groups(Gemma3_27b()),
        "groups 9x4 8x2 10, tensors 7x8 5 1, stride 1310720, padding 8"},
-      {"C4 gpt-oss 120B", Groups(GptOss120b()),
-       "groups 18x2, tensors 2x18, stride 589824"},
+      {"C4 gpt-oss 120B", Groups(GptOss120b()), "groups 18x2, tensors 2x18, stride 589824"},
       {"C5 with a draft layer, 5.56 % of 18", Groups(FullAndWindow(19, 18)),
        "groups 19 18, tensors 2x18 1, stride 622592, padding 1"},
       {"C6 the 20B with one, 8.33 % of 12", Groups(FullAndWindow(13, 12)),
        "groups 13 12, tensors 2x12 1, stride 425984, padding 1"},
-      {"C7 Llama 4 Scout", Groups(Llama4Scout()),
-       "groups 12x4, tensors 4x12, stride 786432"},
+      {"C7 Llama 4 Scout", Groups(Llama4Scout()), "groups 12x4, tensors 4x12, stride 786432"},
       {"C8 33.33 % of 30", Groups(FullAndWindow(20, 30)),
        "groups 20 15x2, tensors 3x15 1x5, stride 655360, padding 10"},
       {"C9 25 % of 16", Groups(FullAndWindow(10, 16)),
        "groups 10 8x2, tensors 3x8 1x2, stride 327680, padding 4"},
-      {"C11 DeepSeek V3", Groups(DeepseekV3()),
-       "groups 61, tensors 1x61, stride 4497408"},
+      {"C11 DeepSeek V3", Groups(DeepseekV3()), "groups 61, tensors 1x61, stride 4497408"},
       {"C12 V3.2 in FP8", Groups(DeepseekV32(/*fp8=*/true)),
        "groups 122, tensors 1x122, stride 3076352, aggregates 1"},
       {"C13 V3.2 in BF16", Groups(DeepseekV32(/*fp8=*/false)),
@@ -79,14 +72,12 @@ TEST(WorkedGroupingsTest, WeC1ToC20GroupsTensorsAndStrides) {
        "groups 91 31 30 31 60, tensors 243, stride 1435968, aggregates 5, checked at 1482048"},
       {"C20 V4 Flash in BF16", Groups(DeepseekV4(DeepseekV4FlashPattern(), /*fp8=*/false)),
        "groups 22 21 62 42 20, tensors 167, stride 1600000, aggregates 2"},
-      {"C21 Gemma 4", Groups(Gemma4()),
-       "groups 5x6, tensors 6x5, stride 655360"},
+      {"C21 Gemma 4", Groups(Gemma4()), "groups 5x6, tensors 6x5, stride 655360"},
   };
   for (const auto& row : rows) EXPECT_EQ(Shape(row.plan), row.shape) << row.example;
   EXPECT_EQ(rows[1].plan.config.groups[0].spec.kind(), KvCacheSpecKind::kSlidingWindow);
   EXPECT_THAT(GroupPages(rows[12].plan), ElementsAre(1002240, 823680, 786240, 870912, 656640));
-  EXPECT_THAT(GroupPages(rows[13].plan),
-              ElementsAre(1435968, 1160640, 1123200, 1017792, 1244160));
+  EXPECT_THAT(GroupPages(rows[13].plan), ElementsAre(1435968, 1160640, 1123200, 1017792, 1244160));
   EXPECT_EQ(rows[12].plan.layout, PoolLayout::kSlab);
   for (const PlannedTensor& tensor : rows[0].plan.workers[0].tensors) {
     EXPECT_EQ(tensor.bytes, 65536 * rows[0].plan.num_blocks());
@@ -98,11 +89,10 @@ TEST(WorkedGroupingsTest, WeC1ToC20GroupsTensorsAndStrides) {
 }
 
 TEST(WorkedGroupingsTest, WeC10OneOddLayerMakesFortySixGroups) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "state", 30, StateSpec(544, 16384, 1097728));
-  Append(&caches, "full", 10, FullSpec(544, 4, 128));
-  Append(&caches, "window", 5, WindowSpec(544, 4, 128, 1024));
-  Append(&caches, "odd", 1, FullSpec(544, 2, 256));
+  const std::vector<LayerCache> caches = Caches({{"state", 30, StateSpec(544, 16384, 1097728)},
+                                                 {"full", 10, FullSpec(544, 4, 128)},
+                                                 {"window", 5, WindowSpec(544, 4, 128, 1024)},
+                                                 {"odd", 1, FullSpec(544, 2, 256)}});
   const Plan plan = Groups(caches);
   EXPECT_EQ(plan.groups.size(), 46);
   // The exact policy keeps to buckets.
@@ -297,10 +287,9 @@ TEST(WorkedWasteTest, WeF12BlocksThatCacheAPrefix) {
 }
 
 TEST(GroupSizeTest, TwentyAndThirtyInTensWasteNothing) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "full", 20, FullSpec(16, 8, 128));
-  Append(&caches, "window", 30, WindowSpec(16, 8, 128, 1024));
-  const Plan plan = PlanOf(caches, Exact(PoolLayout::kUniform, 40 * kGiB, 131072));
+  const Plan plan = PlanOf(
+      Caches({{"full", 20, FullSpec(16, 8, 128)}, {"window", 30, WindowSpec(16, 8, 128, 1024)}}),
+      Exact(PoolLayout::kUniform, 40 * kGiB, 131072));
   EXPECT_THAT(GroupSizes(plan), ElementsAre(10, 10, 10, 10, 10));
   EXPECT_EQ(plan.WasteOfRequest(131072).share(), 0);
 }

@@ -71,18 +71,21 @@ ScheduleConfig ParseScheduleConfig(FieldReader& in) {
   return config;
 }
 
-ScheduleDerived ParseScheduleDerived(FieldReader& in) {
-  ScheduleDerived derived;
-  derived.lookahead_slots = in.Int("lookahead_slots");
-  derived.hash_lookahead_tokens = in.Int("hash_lookahead_tokens");
-  derived.drop_last_hit_block = in.Bool("drop_last_hit_block");
-  derived.draft_slots = in.Int("draft_slots");
-  derived.max_in_flight_tokens = in.Int("max_in_flight_tokens");
-  derived.steps_in_flight = in.Int("steps_in_flight");
-  derived.watermark_blocks = in.OptionalInt("watermark_blocks");
-  derived.scheduler_block_size = in.OptionalInt("scheduler_block_size");
-  derived.hash_block_size = in.OptionalInt("hash_block_size");
-  derived.prefill_lookahead_tokens = in.OptionalInt("prefill_lookahead_tokens");
+std::map<std::string, int64_t> ParseDerived(FieldReader& in) {
+  std::map<std::string, int64_t> derived;
+  const auto fields = in.Object("derived");
+  if (!fields) return derived;
+  for (const auto& [name, value] : *fields) {
+    bool is_true = false;
+    int64_t number = 0;
+    if (value.is_null()) continue;
+    if (!value.get_bool().get(is_true)) {
+      number = is_true;
+    } else if (value.get_int64().get(number)) {
+      in.Fail("derived", "numbers and truth values");
+    }
+    derived.emplace(name, number);
+  }
   return derived;
 }
 
@@ -123,14 +126,7 @@ absl::StatusOr<Schedule> ParseSchedule(const std::string& line) {
     config_in.RefuseOthers();
     in.Adopt(config_in.status());
   }
-  if (in.Has("derived")) {
-    if (const auto object = in.Object("derived")) {
-      FieldReader derived_in(*object);
-      schedule.derived = ParseScheduleDerived(derived_in);
-      derived_in.RefuseOthers();
-      in.Adopt(derived_in.status());
-    }
-  }
+  if (in.Has("derived")) schedule.derived = ParseDerived(in);
   int64_t num_tokens = 0;
   for (const auto item : in.Array("requests")) {
     const auto object = in.ObjectOf(item, "requests");

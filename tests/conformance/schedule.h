@@ -43,19 +43,6 @@ struct ScheduleConfig {
   int64_t prefill_interval = 1;
 };
 
-// What the engine made of the settings.
-struct ScheduleDerived {
-  int64_t lookahead_slots = 0;
-  int64_t hash_lookahead_tokens = 0;
-  bool drop_last_hit_block = false;
-  int64_t draft_slots = 0;
-  int64_t max_in_flight_tokens = 0;
-  int64_t steps_in_flight = 0;
-  // Of the block manager; not all recordings have them.
-  std::optional<int64_t> watermark_blocks, scheduler_block_size, hash_block_size,
-      prefill_lookahead_tokens;
-};
-
 struct ScheduleRequest {
   int64_t arrival = 0;
   std::vector<TokenSegment> prompt;
@@ -69,7 +56,8 @@ struct ScheduleRequest {
 
 struct Schedule {
   ScheduleConfig config;
-  std::optional<ScheduleDerived> derived;
+  // What the engine made of the settings, as far as it was recorded; 1 for true.
+  std::map<std::string, int64_t> derived;
   std::vector<ScheduleRequest> requests;
 };
 

@@ -93,33 +93,27 @@ absl::StatusOr<sim::SimulationConfig> MakeSimulationConfig(const Schedule& sched
 }
 
 // InvalidArgument if the engine derived other values from the settings than the simulator does.
-absl::Status CheckDerived(const ScheduleDerived& recorded, const sim::SimulationConfig& config,
-                          const KvCacheManager& manager) {
+absl::Status CheckDerived(const std::map<std::string, int64_t>& recorded,
+                          const sim::SimulationConfig& config, const KvCacheManager& manager) {
   const auto blocks = static_cast<double>(config.kv_cache.num_blocks);
-  const struct {
-    const char* name;
-    std::optional<int64_t> recorded;
-    int64_t here;
-  } values[] = {
-      {"lookahead_slots", recorded.lookahead_slots, config.scheduler.num_lookahead_tokens},
-      {"hash_lookahead_tokens", recorded.hash_lookahead_tokens,
-       config.manager.num_hash_lookahead_tokens},
-      {"drop_last_hit_block", recorded.drop_last_hit_block, config.manager.use_eagle},
-      {"draft_slots", recorded.draft_slots, config.scheduler.num_draft_slots},
-      {"max_in_flight_tokens", recorded.max_in_flight_tokens, sim::MaxInFlightTokens(config)},
-      {"steps_in_flight", recorded.steps_in_flight, config.scheduler.async ? 2 : 1},
-      {"prefill_lookahead_tokens", recorded.prefill_lookahead_tokens,
-       config.manager.prefill_lookahead_tokens},
-      {"watermark_blocks", recorded.watermark_blocks,
-       static_cast<int64_t>(config.manager.watermark * blocks)},
-      {"scheduler_block_size", recorded.scheduler_block_size, manager.scheduler_block_size()},
-      {"hash_block_size", recorded.hash_block_size, manager.hash_block_size()},
+  const std::map<std::string, int64_t> here = {
+      {"lookahead_slots", config.scheduler.num_lookahead_tokens},
+      {"hash_lookahead_tokens", config.manager.num_hash_lookahead_tokens},
+      {"drop_last_hit_block", config.manager.use_eagle},
+      {"draft_slots", config.scheduler.num_draft_slots},
+      {"max_in_flight_tokens", sim::MaxInFlightTokens(config)},
+      {"steps_in_flight", config.scheduler.async ? 2 : 1},
+      {"prefill_lookahead_tokens", config.manager.prefill_lookahead_tokens},
+      {"watermark_blocks", static_cast<int64_t>(config.manager.watermark * blocks)},
+      {"scheduler_block_size", manager.scheduler_block_size()},
+      {"hash_block_size", manager.hash_block_size()},
   };
-  for (const auto& value : values) {
-    if (!value.recorded || *value.recorded == value.here) continue;
-    return absl::InvalidArgumentError(absl::StrCat("field \"derived\": ", value.name, " is ",
-                                                   *value.recorded, ", but the simulator derives ",
-                                                   value.here));
+  for (const auto& [name, value] : recorded) {
+    const auto found = here.find(name);
+    if (found != here.end() && found->second == value) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("field \"derived\": ", name, " is ", value, ", but the simulator derives ",
+                     found == here.end() ? "no such value" : absl::StrCat(found->second)));
   }
   return absl::OkStatus();
 }
@@ -343,10 +337,8 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   ScheduleWriter writer(config->scheduler.async ? 2 : 1);
   auto simulation = sim::Simulation::Create(*config, &reader, step_time->get(), {&writer});
   if (!simulation.ok()) return AtLine(name, 1, simulation.status());
-  if (schedule->derived) {
-    const absl::Status status = CheckDerived(*schedule->derived, *config, (*simulation)->manager());
-    if (!status.ok()) return AtLine(name, 1, status);
-  }
+  const absl::Status derived = CheckDerived(schedule->derived, *config, (*simulation)->manager());
+  if (!derived.ok()) return AtLine(name, 1, derived);
   // A simulator that does more than the recording differs from it already.
   (*simulation)->set_progress([&](const sim::SimulationProgress&) {
     return writer.lines().size() <= recorded.size();

@@ -29,61 +29,45 @@ RecordedState ParseState(FieldReader& in) {
   state.key_crc = static_cast<uint32_t>(in.Int("k", 0, kMaxCrc));
   state.ref_crc = static_cast<uint32_t>(in.Int("r", 0, kMaxCrc));
   if (!in.Has("ev")) return state;
+  using Kind = TableChange::Kind;
   for (element item : in.Array("ev")) {
-    const std::vector<element> parts = in.ItemsOf(item, "ev");
+    std::vector<element> parts = in.ItemsOf(item, "ev");
     std::string_view kind;
     if (parts.empty() || parts[0].get_string().get(kind)) {
       in.Fail("ev", "a list of changes");
       break;
     }
+    parts.erase(parts.begin());
     TableChange change;
-    int64_t group = 0;
-    if (kind == "S") {
-      change.kind = TableChange::Kind::kStored;
-      if (parts.size() != 5 || parts[1].get_int64().get(group) ||
-          parts[2].get_int64().get(change.from) || parts[3].get_int64().get(change.to)) {
-        in.Fail("ev", "[\"S\", group, from, to, blocks]");
-        break;
-      }
-      change.blocks = in.BlockIds(in.ItemsOf(parts[4], "ev"), "ev");
-      if (change.from < 0 || change.to < change.from ||
-          static_cast<int64_t>(change.blocks.size()) != change.to - change.from) {
-        in.Fail("ev", "one block per position of \"S\"");
-        break;
-      }
-    } else if (kind == "R") {
-      change.kind = TableChange::Kind::kRemoved;
-      int64_t which = 1;
-      if (parts.size() < 3 || parts.size() > 4 || parts[1].get_int64().get(group) ||
-          (parts.size() == 4 && parts[3].get_int64().get(which))) {
-        in.Fail("ev", "[\"R\", group, block] or with a 2 behind");
-        break;
-      }
-      change.blocks = in.BlockIds({parts[2]}, "ev");
-      change.is_further_key = which == 2;
-    } else if (kind == "P") {
-      change.kind = TableChange::Kind::kStoredTail;
-      int64_t which = 0;
-      if (parts.size() != 5 || parts[1].get_int64().get(group) ||
-          parts[3].get_int64().get(change.num_tokens) || parts[4].get_int64().get(which) ||
-          change.num_tokens < 1) {
-        in.Fail("ev", "[\"P\", group, block, tokens, 1 or 2]");
-        break;
-      }
-      change.blocks = in.BlockIds({parts[2]}, "ev");
-      change.is_further_key = which == 2;
-    } else if (kind == "M") {
-      change.kind = TableChange::Kind::kMoved;
-      if (parts.size() != 3) {
-        in.Fail("ev", "[\"M\", source, target]");
-        break;
-      }
-      change.blocks = in.BlockIds({parts[1], parts[2]}, "ev");
+    if (kind == "S" && parts.size() == 4) {
+      change.blocks = in.BlockIds(in.ItemsOf(parts.back(), "ev"), "ev");
+      parts.pop_back();
+    }
+    const std::vector<int64_t> n = in.IntsOf(parts, "ev");
+    if (kind == "S" && n.size() == 3 && n[1] >= 0 && n[1] <= n[2] &&
+        n[2] - n[1] == static_cast<int64_t>(change.blocks.size())) {
+      change.kind = Kind::kStored;
+      change.from = n[1];
+      change.to = n[2];
+    } else if (kind == "R" && (n.size() == 2 || n.size() == 3)) {
+      change.kind = Kind::kRemoved;
+      change.blocks = in.BlockIds({parts[1]}, "ev");
+      change.is_further_key = n.back() == 2 && n.size() == 3;
+    } else if (kind == "P" && n.size() == 4 && n[2] >= 1) {
+      change.kind = Kind::kStoredTail;
+      change.blocks = in.BlockIds({parts[1]}, "ev");
+      change.num_tokens = n[2];
+      change.is_further_key = n[3] == 2;
+    } else if (kind == "M" && n.size() == 2) {
+      change.kind = Kind::kMoved;
+      change.blocks = in.BlockIds(parts, "ev");
     } else if (kind != "C") {
-      in.Fail("ev", "changes \"S\", \"R\", \"P\", \"M\" or \"C\"");
+      in.Fail("ev",
+              "[\"S\", group, from, to, blocks], [\"R\", group, block] or with a 2 behind, "
+              "[\"P\", group, block, tokens, 1 or 2], [\"M\", source, target] or [\"C\"]");
       break;
     }
-    change.group = static_cast<GroupId>(group);
+    if (kind != "C" && kind != "M") change.group = static_cast<GroupId>(n[0]);
     state.changes.push_back(std::move(change));
   }
   return state;
@@ -192,8 +176,7 @@ absl::StatusOr<Operation> ParseOperation(const std::string& line) {
     out.num_external = in.IntOr("ext", 0);
     out.delay = in.IntOr("delay", 0) != 0;
     out.gate = in.IntOr("gate", 0) != 0;
-    element blocks;
-    if (in.Has("out") && !(*fields)["out"].get(blocks) && !blocks.is_null()) {
+    if (in.HasValue("out")) {
       out.blocks = in.Lists("out");
     } else if (!in.Has("out")) {
       in.Fail("out", "block ids per group, or null");

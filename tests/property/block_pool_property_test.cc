@@ -194,6 +194,23 @@ class PoolPair {
   oracle::ContentNumbers numbers_;
 };
 
+// Draws the rest of the options and the operations; how many chunks changed hands.
+int64_t RunBoth(int64_t num_blocks, const ChunkLayout& chunks, int64_t end_of_permanent) {
+  const bool append_all = *rc::gen::arbitrary<bool>();
+  const bool events = *rc::gen::arbitrary<bool>();
+  const bool caching = *rc::gen::inRange<int>(0, 6) != 5;
+  const int64_t permanent = *rc::gen::inRange<int64_t>(0, end_of_permanent);
+  const auto operations = *Operations(100);
+  PoolPair pools({.num_blocks = num_blocks,
+                  .enable_caching = caching,
+                  .enable_events = events,
+                  .free_order = append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst,
+                  .chunks = chunks},
+                 permanent);
+  for (const Operation& operation : operations) pools.Run(operation);
+  return pools.model().num_steals();
+}
+
 TEST(BlockPoolPropertyTest, AgreesWithTheOracleWithChunks) {
   int64_t steals = 0;
   CheckProperty(1500, [&] {
@@ -208,19 +225,7 @@ TEST(BlockPoolPropertyTest, AgreesWithTheOracleWithChunks) {
     }
     const int64_t most =
         *std::max_element(chunks.pages_per_chunk.begin(), chunks.pages_per_chunk.end());
-    const bool append_all = *rc::gen::arbitrary<bool>();
-    const bool events = *rc::gen::arbitrary<bool>();
-    const bool caching = *rc::gen::inRange<int>(0, 6) != 5;
-    const int64_t permanent = *rc::gen::inRange<int64_t>(0, 2);
-    const auto operations = *Operations(100);
-    PoolPair pools({.num_blocks = 1 + chunks.num_chunks * most,
-                    .enable_caching = caching,
-                    .enable_events = events,
-                    .free_order = append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst,
-                    .chunks = chunks},
-                   permanent);
-    for (const Operation& operation : operations) pools.Run(operation);
-    steals += pools.model().num_steals();
+    steals += RunBoth(1 + chunks.num_chunks * most, chunks, 2);
   });
   ExpectOccurred("chunks that changed hands", steals, 100);
 }
@@ -228,17 +233,7 @@ TEST(BlockPoolPropertyTest, AgreesWithTheOracleWithChunks) {
 TEST(BlockPoolPropertyTest, AgreesWithTheOracle) {
   CheckProperty(1500, [] {
     const int64_t num_blocks = *rc::gen::inRange<int64_t>(1, 16);
-    const bool append_all = *rc::gen::arbitrary<bool>();
-    const bool events = *rc::gen::arbitrary<bool>();
-    const bool caching = *rc::gen::inRange<int>(0, 6) != 5;
-    const int64_t permanent = *rc::gen::inRange<int64_t>(0, std::min<int64_t>(3, num_blocks));
-    const auto operations = *Operations(100);
-    PoolPair pools({.num_blocks = num_blocks,
-                    .enable_caching = caching,
-                    .enable_events = events,
-                    .free_order = append_all ? FreeOrder::kAppendAll : FreeOrder::kUnhashedFirst},
-                   permanent);
-    for (const Operation& operation : operations) pools.Run(operation);
+    RunBoth(num_blocks, {}, std::min<int64_t>(3, num_blocks));
   });
 }
 

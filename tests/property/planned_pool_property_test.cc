@@ -50,7 +50,7 @@ bool RunsToItsEnd(const Plan& plan, int64_t budget) {
 }
 
 std::vector<LayerCache> AnyModel(bool may_have_sinks = true) {
-  std::vector<LayerCache> caches;
+  std::vector<LikeCaches> all;
   const int64_t kinds = Number(1, 3);
   for (int64_t k = 0; k < kinds; ++k) {
     const int64_t block = Number(1, 2) * 4;
@@ -67,9 +67,9 @@ std::vector<LayerCache> AnyModel(bool may_have_sinks = true) {
               {.block_size = block, .num_kv_heads = 1, .head_size = 16, .sink_length = block});
       }
     }();
-    Append(&caches, "kind" + std::to_string(k), static_cast<int>(Number(1, 5)), spec);
+    all.push_back({"kind" + std::to_string(k), Number(1, 5), spec});
   }
-  return caches;
+  return Caches(all);
 }
 
 TEST(PlannedPoolTest, LongestRequestRunsToItsEnd) {
@@ -106,8 +106,7 @@ TEST(PlannedPoolTest, UpstreamsPlanKeepsItsPromiseFrom033On) {
 
 // The plan of 0.25 counts the null block as one that the request could have.
 TEST(PlannedPoolTest, WeD17UpstreamPromisesOneBlockTooMany) {
-  std::vector<LayerCache> caches;
-  Append(&caches, "full", 2, FullSpec(16, 1, 16));
+  const std::vector<LayerCache> caches = Caches({{"full", 2, FullSpec(16, 1, 16)}});
   PlanOptions options = {.policy = PlanPolicy::kUpstream,
                          .version = EngineVersion::kVllm025,
                          .limits = {.max_model_len = 160, .max_in_flight_tokens = 16},

@@ -61,6 +61,16 @@ inline std::vector<PlanError> ErrorsOf(const std::vector<LayerCache>& caches,
   return std::move(result.errors);
 }
 
+// The only error, with this code; a failed test if there are others.
+inline PlanError ErrorOf(const std::vector<LayerCache>& caches, const PlanOptions& options,
+                         PlanErrorCode code) {
+  const std::vector<PlanError> errors = ErrorsOf(caches, options);
+  EXPECT_EQ(errors.size(), 1u);
+  if (errors.empty()) return {};
+  EXPECT_EQ(errors[0].code, code) << errors[0].message;
+  return errors[0];
+}
+
 inline std::vector<int64_t> GroupSizes(const Plan& plan) {
   std::vector<int64_t> sizes;
   for (const PlannedGroup& group : plan.groups) {

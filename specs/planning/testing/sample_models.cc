@@ -118,11 +118,14 @@ std::vector<LayerCache> LayersOf(std::string_view pattern, std::string_view lett
   return caches;
 }
 
-void Append(std::vector<LayerCache>* caches, std::string_view prefix, int count,
-            const KvCacheSpec& spec) {
-  for (int i = 0; i < count; ++i) {
-    caches->push_back({.name = std::string(prefix) + "." + std::to_string(i), .spec = spec});
+std::vector<LayerCache> Caches(const std::vector<LikeCaches>& all) {
+  std::vector<LayerCache> caches;
+  for (const auto& [prefix, count, spec] : all) {
+    for (int64_t i = 0; i < count; ++i) {
+      caches.push_back({.name = prefix + "." + std::to_string(i), .spec = spec});
+    }
   }
+  return caches;
 }
 
 std::vector<LayerCache> Llama31_8b() {

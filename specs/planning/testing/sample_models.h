@@ -27,8 +27,12 @@ KvCacheSpec StateSpec(int64_t block_size, int64_t conv_bytes, int64_t ssm_bytes,
 std::vector<LayerCache> LayersOf(std::string_view pattern, std::string_view letters,
                                  const std::vector<KvCacheSpec>& specs);
 // `count` caches of one spec, named "PREFIX.N".
-void Append(std::vector<LayerCache>* caches, std::string_view prefix, int count,
-            const KvCacheSpec& spec);
+struct LikeCaches {
+  std::string prefix;
+  int64_t count;
+  KvCacheSpec spec;
+};
+std::vector<LayerCache> Caches(const std::vector<LikeCaches>& all);
 
 std::vector<LayerCache> Llama31_8b();
 std::vector<LayerCache> Mistral7b();
