@@ -1,6 +1,5 @@
 // kvsim calibrate: constants of the clock from what a server did.
 
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,8 +22,6 @@
 
 namespace kvblocks::sim {
 namespace {
-
-using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr const char* kCalibrateFooter =
     R"(TRACE is the workload that the server ran; without it the measured file is one of lengths (no prefix

@@ -5,11 +5,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
-#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "checks/status_macros.h"
@@ -22,8 +20,6 @@
 namespace kvblocks::sim {
 
 namespace {
-
-using ::kvblocks::config::v1::ReplayConfig;
 
 constexpr double kNsPerMs = 1e6;
 
@@ -191,15 +187,10 @@ bool IsFitted(size_t index) { return index % 2 == 0; }
 absl::Status Calibrator::ReadMeasured() {
   int64_t first = -1, last = -1;
   for (const MeasuredRequest& request : measurement_.requests) {
-    RequestTimes times;
-    if (!request.failed()) {
-      if (request.ttft_ns >= 0) times.ttft_ms = static_cast<double>(request.ttft_ns) / kNsPerMs;
-      if (request.tpot_ns >= 0) times.tpot_ms = static_cast<double>(request.tpot_ns) / kNsPerMs;
-      if (request.latency_ns >= 0) {
-        times.e2e_ms = static_cast<double>(request.latency_ns) / kNsPerMs;
-      }
-    }
-    measured_.push_back(times);
+    const auto ms = [](int64_t ns) { return ns < 0 ? -1 : static_cast<double>(ns) / kNsPerMs; };
+    measured_.push_back(request.failed() ? RequestTimes()
+                                         : RequestTimes{ms(request.ttft_ns), ms(request.tpot_ns),
+                                                        ms(request.latency_ns)});
     if (request.failed() || request.start_ns < 0 || request.latency_ns < 0) continue;
     first = first < 0 ? request.start_ns : std::min(first, request.start_ns);
     last = std::max(last, request.start_ns + request.latency_ns);

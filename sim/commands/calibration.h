@@ -24,6 +24,8 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 // Replayed / measured - 1, in per cent, over some of the requests; 0 where nothing was measured.
 struct MetricError {
   std::string metric;      // "TTFT", "TPOT", "E2E", "duration"
@@ -40,7 +42,7 @@ struct FittedConstant {
 };
 
 struct CalibrationResult {
-  ::kvblocks::config::v1::ReplayConfig config;  // with the fitted constants
+  ReplayConfig config;  // with the fitted constants
   std::string time_source;
   std::vector<FittedConstant> constants;
   std::vector<MetricError> before, fitted, held_out, all;
@@ -54,7 +56,7 @@ using CalibrationProgress = std::function<void(int64_t num_replays, int64_t most
 // `fields` are names of constants; empty: those that the clock has. The trace of `config` is the
 // workload; its rows are those of the measurement. InvalidArgument for a clock without constants,
 // for a field that it does not have, or for rows that do not fit together.
-absl::StatusOr<CalibrationResult> Calibrate(const ::kvblocks::config::v1::ReplayConfig& config,
+absl::StatusOr<CalibrationResult> Calibrate(const ReplayConfig& config,
                                             const Measurement& measurement,
                                             const std::vector<std::string>& fields,
                                             const CalibrationProgress& progress = nullptr);

@@ -17,7 +17,6 @@ namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
-using ::kvblocks::config::v1::ReplayConfig;
 using ::testing::HasSubstr;
 
 ReplayConfig Example() {

@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/commands/commands.h"

@@ -137,8 +137,7 @@ absl::StatusOr<ExitStatus> CurveCommand::Execute() {
 
 }  // namespace
 
-absl::Status CheckCurveOptions(const CurveOptions& options,
-                               const ::kvblocks::config::v1::ReplayConfig& given) {
+absl::Status CheckCurveOptions(const CurveOptions& options, const ReplayConfig& given) {
   const bool is_schedule = options.mode == "schedule", is_ids = options.blocks == "ids";
   const bool has_variants = !options.what_if.empty() || !options.block_sizes.empty();
   const bool has_policy = !given.eviction_policy().empty() && given.eviction_policy() != "lru";

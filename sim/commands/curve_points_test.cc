@@ -1,6 +1,5 @@
 #include "sim/commands/curve_run.h"
 
-#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -95,7 +94,7 @@ TEST(CurvePointsTest, AnswersAreTheSmallestPools) {
 }
 
 TEST(CurveOptionsTest, WhatSaysNothingIsRefused) {
-  ::kvblocks::config::v1::ReplayConfig given;
+  ReplayConfig given;
   CurveOptions options;
   EXPECT_TRUE(CheckCurveOptions(options, given).ok());
   given.set_max_num_seqs(3);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,8 +19,6 @@
 namespace kvblocks::sim {
 
 namespace pb = ::kvblocks::report::v1;
-using ::kvblocks::config::v1::ReplayConfig;
-
 namespace {
 
 // The rest of a pool that never evicts, beside the blocks that stay cached.

@@ -22,8 +22,6 @@
 namespace kvblocks::sim {
 
 namespace pb = ::kvblocks::report::v1;
-using ::kvblocks::config::v1::ReplayConfig;
-
 namespace {
 
 // Any pool will do: only its blocks' bytes count.

@@ -17,6 +17,8 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 // What `kvsim curve` takes beside the options of a replay.
 struct CurveOptions {
   std::string mode = "order";
@@ -35,17 +37,15 @@ struct CurveOptions {
 
 // Options that say nothing in this mode are refused, never ignored. `given`: what the command line
 // says.
-absl::Status CheckCurveOptions(const CurveOptions& options,
-                               const ::kvblocks::config::v1::ReplayConfig& given);
+absl::Status CheckCurveOptions(const CurveOptions& options, const ReplayConfig& given);
 
 // Runs it all and fills the report. Warnings of the reader go to standard error.
-absl::Status RunCurve(const ::kvblocks::config::v1::ReplayConfig& config,
-                      const CurveOptions& options, ProgressLine* progress,
-                      ::kvblocks::report::v1::CurveReport* report);
+absl::Status RunCurve(const ReplayConfig& config, const CurveOptions& options,
+                      ProgressLine* progress, ::kvblocks::report::v1::CurveReport* report);
 
 // What a curve is made from, and where it goes.
 struct CurveRun {
-  const ::kvblocks::config::v1::ReplayConfig& config;
+  const ReplayConfig& config;
   const CurveOptions& options;
   ProgressLine* progress;
   ::kvblocks::report::v1::CurveReport* report;

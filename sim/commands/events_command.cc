@@ -141,9 +141,10 @@ class EventsCommand final : public Command {
     return sink_->Write(head);
   }
 
-  events::HolderId AddStream(std::string name) {
+  events::HolderId AddStream(const std::string& source, const std::string& topic) {
+    const std::string name = topic.empty() ? source : absl::StrCat(source, " ", topic);
     const events::HolderId id = check_->AddStream(name);
-    streams_.push_back({.name = std::move(name)});
+    streams_.push_back({.name = name});
     return id;
   }
   EventStream& Of(events::HolderId id) { return streams_[static_cast<size_t>(id)]; }
@@ -225,8 +226,7 @@ class EventsCommand final : public Command {
       if (!received) continue;
       while (streams_.size() < subscriber.streams().size()) {
         const auto& stream = subscriber.streams()[streams_.size()];
-        AddStream(stream.topic.empty() ? stream.source
-                                       : absl::StrCat(stream.source, " ", stream.topic));
+        AddStream(stream.source, stream.topic);
       }
       const auto& stream = subscriber.streams()[static_cast<size_t>(received->stream)];
       events::LoggedMessage message{
@@ -297,9 +297,7 @@ class EventsCommand final : public Command {
             source_, ": got more than ", most,
             " streams of a source and a topic, expected at most as many as are recorded");
       }
-      const events::HolderId id =
-          AddStream(message.topic.empty() ? message.source
-                                          : absl::StrCat(message.source, " ", message.topic));
+      const events::HolderId id = AddStream(message.source, message.topic);
       found = logged_.emplace(key, std::pair(id, events::SequenceTracker())).first;
     }
     auto& [id, tracker] = found->second;

@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
@@ -26,8 +25,6 @@ namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
-using ::kvblocks::config::v1::ReplayConfig;
-
 constexpr int64_t kMaxTop = 1000;
 constexpr const char* kExplainFooter =
     R"(Replays the trace with the options of kvsim replay, and says why tokens of prompts were not found

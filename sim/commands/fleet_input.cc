@@ -18,8 +18,6 @@
 
 namespace kvblocks::sim {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 namespace {
 
 // What options other than those that make a fleet say of one; null: nothing.

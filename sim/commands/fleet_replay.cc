@@ -15,8 +15,6 @@
 
 namespace kvblocks::sim {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 // Removals from the cache that are remembered for a RequestLife: so many times the pool, within
 // limits that keep the memory small (96 bytes each).
 constexpr int64_t kHistoryPools = 4;

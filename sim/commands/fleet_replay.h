@@ -26,6 +26,8 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 class FleetReplay {
  public:
   // What listens to a run; nothing is owned.
@@ -42,8 +44,7 @@ class FleetReplay {
 
   // REQUIRES: an effective configuration. Fails as MakeReplaySetup and, for several replicas,
   // MakeFleetOptions and MakeHandoverOptions do.
-  static absl::StatusOr<std::unique_ptr<FleetReplay>> Create(
-      const ::kvblocks::config::v1::ReplayConfig& config);
+  static absl::StatusOr<std::unique_ptr<FleetReplay>> Create(const ReplayConfig& config);
   ~FleetReplay();
 
   // Of the first replica. What concerns the trace is the same for all.
@@ -65,7 +66,7 @@ class FleetReplay {
 
  private:
   class Rows;
-  explicit FleetReplay(const ::kvblocks::config::v1::ReplayConfig& config);
+  explicit FleetReplay(const ReplayConfig& config);
   absl::Status MakeKinds();
   absl::Status MakeFleet();
   absl::Status CheckRanks();
@@ -85,7 +86,7 @@ class FleetReplay {
     ReplaySetup setup;
   };
 
-  const ::kvblocks::config::v1::ReplayConfig config_;
+  const ReplayConfig config_;
   const bool is_fleet_;
   FleetOptions options_;
   std::vector<Kind> kinds_;

@@ -309,7 +309,7 @@ class GenCommand final : public Command {
     const std::optional<std::string>* value;
   };
 
-  ::kvblocks::config::v1::ReplayConfig given_;
+  ReplayConfig given_;
   std::string spec_, to_ = "native";
   std::optional<std::string> output_, like_;
   std::optional<std::string> rate_, input_, answer_, turns_, think_, system_, groups_;

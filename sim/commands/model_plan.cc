@@ -21,8 +21,6 @@ namespace kvblocks::sim {
 
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 // A name that --KIND gave and that the catalogue does not have; says where all names are.
 template <typename T>
 absl::StatusOr<T> OfName(absl::string_view kind, absl::StatusOr<T> found) {

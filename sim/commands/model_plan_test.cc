@@ -11,7 +11,6 @@
 #include "kvblocks/model_facts.h"
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
-#include "sim/commands/plan_report.h"
 #include "sim/commands/replay_setup.h"
 #include "sim/config.pb.h"
 #include "sim/report/human_table.h"
@@ -20,7 +19,6 @@
 namespace kvblocks::sim {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
 using ::kvblocks::report::v1::PlanReport;
 using ::testing::HasSubstr;
 
@@ -409,7 +407,7 @@ constexpr char kGroups[] =
 
 // One binary with the replay's messages and the loader of the library: both are the same message.
 TEST(KvCacheGroupsTest, ReplayAndLibraryReadTheSameMessage) {
-  ::kvblocks::config::v1::ReplayConfig replay;
+  ReplayConfig replay;
   ASSERT_TRUE(google::protobuf::TextFormat::ParseFromString(
       "kv_cache_config { num_blocks: 9 " + std::string(kGroups) + " }", &replay));
   const auto groups = MakeKvCacheGroups(replay.kv_cache_config(), 0);

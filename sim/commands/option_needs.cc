@@ -18,8 +18,6 @@ namespace kvblocks::sim {
 namespace {
 
 using ::google::protobuf::FieldDescriptor;
-using ::kvblocks::config::v1::ReplayConfig;
-
 // "a, b or c".
 std::string Enumerated(const std::vector<std::string>& words) {
   std::string text = words.front();

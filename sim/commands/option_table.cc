@@ -21,7 +21,6 @@ namespace {
 
 using ::google::protobuf::FieldDescriptor;
 using ::google::protobuf::Message;
-using ::kvblocks::config::v1::ReplayConfig;
 using ::kvblocks::config::v1::Setting;
 
 // Empty: done; otherwise what was expected instead.

@@ -20,6 +20,8 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 inline constexpr const char* kWorkloadGroup = "Workload";
 inline constexpr const char* kReportGroup = "Measurements";
 inline constexpr const char* kFleetGroup = "Several replicas";
@@ -63,14 +65,13 @@ absl::StatusOr<T> AsFlag(absl::StatusOr<T> value) {
 
 // Sets the option of this name, "num_blocks", "num-blocks" or "--num-blocks", from text.
 // InvalidArgument names an option that there is not, or a value that is none.
-absl::Status SetOption(std::string_view name, const std::string& value,
-                       ::kvblocks::config::v1::ReplayConfig* config);
+absl::Status SetOption(std::string_view name, const std::string& value, ReplayConfig* config);
 // Whether values of this field are paths that a replay reads. A model may be one of its
 // config.json.
 bool NamesFile(std::string_view field);
 // What a replay with these options reads: the trace, tables, and a model's configuration. Of all
 // kinds of replicas.
-std::vector<RunFile> FilesOf(const ::kvblocks::config::v1::ReplayConfig& config);
+std::vector<RunFile> FilesOf(const ReplayConfig& config);
 
 // The field that this name stands for; InvalidArgument if it is no option of a replay.
 absl::StatusOr<std::string> OptionField(std::string_view name);
@@ -78,14 +79,13 @@ absl::StatusOr<std::string> OptionField(std::string_view name);
 // Adds options to a command; values given land in `given`, which must outlive the parse. Of an
 // empty section: all except those of several replicas. Of the workload alone: what is read. --help
 // lists the common ones, or none.
-void BindOptions(std::string_view section, OptionParser* options,
-                 ::kvblocks::config::v1::ReplayConfig* given, bool lists_common = true);
+void BindOptions(std::string_view section, OptionParser* options, ReplayConfig* given,
+                 bool lists_common = true);
 // The same for one.
-void BindOption(std::string_view name, OptionParser* options,
-                ::kvblocks::config::v1::ReplayConfig* given);
+void BindOption(std::string_view name, OptionParser* options, ReplayConfig* given);
 
 // All fields at their defaults, those of an engine preset included.
-absl::StatusOr<::kvblocks::config::v1::ReplayConfig> DefaultConfig(std::string_view engine);
+absl::StatusOr<ReplayConfig> DefaultConfig(std::string_view engine);
 
 // `status` as one about an option: "--model: ...". The name that the library has for it, with which
 // its messages may begin, is left out.
@@ -106,29 +106,25 @@ absl::StatusOr<T> OfOption(std::string_view flag, absl::StatusOr<T> value) {
 absl::Status InOptionWords(const absl::Status& status);
 
 // Ranges of numbers and values of choices. InvalidArgument names option, value and limit.
-absl::Status CheckOptionRanges(const ::kvblocks::config::v1::ReplayConfig& config);
+absl::Status CheckOptionRanges(const ReplayConfig& config);
 
 // What would be ignored is refused: an option that is given, or that a file changes, without what
 // its setting needs. InvalidArgument names both. REQUIRES: an effective configuration whose values
 // are good; `given` is what the command line says of it.
-absl::Status CheckOptionUses(const ::kvblocks::config::v1::ReplayConfig& config,
-                             const ::kvblocks::config::v1::ReplayConfig& given);
+absl::Status CheckOptionUses(const ReplayConfig& config, const ReplayConfig& given);
 // The same for a search: what `asked` changes must be of use to one of the effective `configs` that
 // it tries.
-absl::Status CheckOptionUses(
-    const std::vector<const ::kvblocks::config::v1::ReplayConfig*>& configs,
-    const ::kvblocks::config::v1::ReplayConfig& asked);
+absl::Status CheckOptionUses(const std::vector<const ReplayConfig*>& configs,
+                             const ReplayConfig& asked);
 // Sets options that do nothing to their defaults, for points of a sweep: an option may be for some
 // of them.
-void DropUselessOptions(::kvblocks::config::v1::ReplayConfig* config);
+void DropUselessOptions(ReplayConfig* config);
 
 // Whether the groups that a configuration lists attend to an encoder.
-bool HasCrossAttention(const ::kvblocks::config::v1::ReplayConfig& config);
+bool HasCrossAttention(const ReplayConfig& config);
 
 // Defaults, then the file, then the command line.
-absl::StatusOr<::kvblocks::config::v1::ReplayConfig> EffectiveConfig(
-    const ::kvblocks::config::v1::ReplayConfig& file,
-    const ::kvblocks::config::v1::ReplayConfig& given);
+absl::StatusOr<ReplayConfig> EffectiveConfig(const ReplayConfig& file, const ReplayConfig& given);
 
 }  // namespace kvblocks::sim
 

@@ -165,8 +165,6 @@ TEST(OptionParserTest, SuggestsOnlyWhatIsClose) {
   EXPECT_EQ(SuggestName("--frobnicate", {"--block-size", "--num-blocks"}), "");
 }
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 absl::Status UseOf(const ReplayConfig& given) {
   const auto config = EffectiveConfig({}, given);
   return config.ok() ? CheckOptionUses(*config, given) : config.status();

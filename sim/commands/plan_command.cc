@@ -15,7 +15,6 @@
 #include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/output.h"
-#include "sim/commands/plan_report.h"
 #include "sim/commands/report_output.h"
 #include "sim/report/human_table.h"
 #include "sim/report/report_json.h"
@@ -26,8 +25,6 @@ namespace kvblocks::sim {
 namespace {
 
 namespace pb = ::kvblocks::report::v1;
-using ::kvblocks::config::v1::ReplayConfig;
-
 constexpr int64_t kDefaultMaxLen = 131072;  // of a model that does not state its own
 constexpr int64_t kMaxRanks = 64;
 constexpr int64_t kSmallStep = 2048;  // tokens of a step, where that is tried
@@ -256,26 +253,21 @@ void FillSuggestions(const ReplayConfig& config, const ModelOnDevice& hardware,
       }
     }
   }
+  const auto try_option = [&](const char* flag, const std::string& value) {
+    ReplayConfig changed = config;
+    SetOption(flag, value, &changed).IgnoreError();  // values are good ones
+    changed.set_max_num_seqs(std::min(changed.max_num_seqs(), changed.max_num_batched_tokens()));
+    return suggest(absl::StrCat(flag, "=", value), changed);
+  };
   if (config.max_num_batched_tokens() > kSmallStep) {
-    ReplayConfig changed = config;
-    changed.set_max_num_batched_tokens(kSmallStep);
-    changed.set_max_num_seqs(std::min(config.max_num_seqs(), kSmallStep));
-    suggest(absl::StrCat("--max-num-batched-tokens=", kSmallStep), changed);
+    try_option("--max-num-batched-tokens", absl::StrCat(kSmallStep));
   }
-  if (config.kv_cache_dtype() == "auto") {
-    ReplayConfig changed = config;
-    changed.set_kv_cache_dtype("fp8");
-    suggest("--kv-cache-dtype=fp8", changed);
-  }
+  if (config.kv_cache_dtype() == "auto") try_option("--kv-cache-dtype", "fp8");
   if (hardware.model.bytes_per_param > 1 && config.weight_dtype() == "auto") {
-    ReplayConfig changed = config;
-    changed.set_weight_dtype("fp8");
-    suggest("--weight-dtype=fp8", changed);
+    try_option("--weight-dtype", "fp8");
   }
   for (int64_t ranks = config.tensor_parallel() * 2; ranks <= kMaxRanks; ranks *= 2) {
-    ReplayConfig changed = config;
-    changed.set_tensor_parallel(ranks);
-    if (suggest(absl::StrCat("--tensor-parallel=", ranks), changed)) break;
+    if (try_option("--tensor-parallel", absl::StrCat(ranks))) break;
   }
 }
 

@@ -17,8 +17,6 @@ namespace kvblocks::sim {
 
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 absl::StatusOr<int64_t> NumBlocksThatFit(const ReplayConfig& config, const ModelOnDevice& hardware,
                                          int64_t block_bytes) {
   KVBLOCKS_ASSIGN_OR_RETURN(const auto of_stages, CacheBytes(config, hardware));

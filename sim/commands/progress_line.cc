@@ -57,8 +57,7 @@ class ReaderWithProgress final : public ForwardingReader {
   int64_t num_rows_ = 0;
 };
 
-std::string Eta(const ReadProgress& read, double elapsed) {
-  const double share = Share(read);
+std::string Eta(double share, double elapsed) {
   if (share <= 0 || share >= 1) return "";
   return absl::StrFormat(", ETA %.0f s", elapsed / share - elapsed);
 }
@@ -100,7 +99,7 @@ void ProgressLine::Update(const SimulationProgress& progress, int64_t hit_tokens
       "%s, %.0f s simulated (%.0f x), %.0f requests/s, %d running, %d waiting, hit rate %.1f %%%s",
       ShareRead(progress.read), simulated, simulated / elapsed(),
       static_cast<double>(progress.num_done) / elapsed(), progress.num_running,
-      progress.num_waiting, 100 * hit, Eta(progress.read, elapsed())));
+      progress.num_waiting, 100 * hit, Eta(Share(progress.read), elapsed())));
 }
 
 void ProgressLine::UpdateReading(const ReadProgress& read, int64_t num_rows, int64_t num_errors,
@@ -108,7 +107,7 @@ void ProgressLine::UpdateReading(const ReadProgress& read, int64_t num_rows, int
   if (!IsDue()) return;
   Show(absl::StrFormat("%s, %d %s, %.0f/s, %d errors%s", ShareRead(read), num_rows, noun,
                        static_cast<double>(num_rows) / elapsed(), num_errors,
-                       Eta(read, elapsed())));
+                       Eta(Share(read), elapsed())));
 }
 
 void ProgressLine::UpdatePoints(int64_t num_done, int64_t num_points, int64_t num_problems,
@@ -117,10 +116,7 @@ void ProgressLine::UpdatePoints(int64_t num_done, int64_t num_points, int64_t nu
   std::string text = absl::StrFormat("%d of %d points, %.0f %% of the work, %.1f s", num_done,
                                      num_points, 100 * share, elapsed());
   if (num_problems > 0) absl::StrAppendFormat(&text, ", %d without figures", num_problems);
-  if (share > 0 && share < 1) {
-    absl::StrAppendFormat(&text, ", ETA %.0f s", elapsed() / share - elapsed());
-  }
-  Show(text);
+  Show(text + Eta(share, elapsed()));
 }
 
 void ProgressLine::UpdateCount(int64_t done, int64_t all, const std::string& noun) {

@@ -26,8 +26,6 @@
 namespace kvblocks::sim {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 constexpr const char* kReplayFooter =
     R"(Times need a unit (20ms, 1.5s, 2min). Defaults are in brackets. Outputs whose names end in .gz or
 .zst are compressed.

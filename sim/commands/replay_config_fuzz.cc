@@ -17,7 +17,6 @@ namespace {
 
 using ::kvblocks::ConfigSource;
 using ::kvblocks::ConfigSyntax;
-using ::kvblocks::config::v1::ReplayConfig;
 using namespace kvblocks::sim;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }

@@ -11,8 +11,6 @@
 
 namespace kvblocks::sim {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 namespace {
 
 absl::StatusOr<ConfigSource> ReadMessage(const std::string& file,

@@ -19,6 +19,8 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 class ReplayInput {
  public:
   // Of a command that runs several replicas, or does not: then files must not ask for them.
@@ -34,30 +36,29 @@ class ReplayInput {
   void AddOptions(bool is_replay = false);
 
   // Defaults, then the file, then the command line.
-  absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Configure();
+  absl::StatusOr<ReplayConfig> Configure();
   // The same without the defaults: what file and command line set, and nothing else.
-  absl::StatusOr<::kvblocks::config::v1::ReplayConfig> Asked();
+  absl::StatusOr<ReplayConfig> Asked();
   // See CheckOptionUses; of a configuration that Configure made and a setup took.
-  absl::Status CheckUses(const ::kvblocks::config::v1::ReplayConfig& config) const;
+  absl::Status CheckUses(const ReplayConfig& config) const;
   // What the command line alone says; after the parse.
-  const ::kvblocks::config::v1::ReplayConfig& given() const { return given_; }
+  const ReplayConfig& given() const { return given_; }
 
  private:
-  absl::Status Read(::kvblocks::config::v1::ReplayConfig* file);
+  absl::Status Read(ReplayConfig* file);
 
   OptionParser* options_;
   const Fleets fleets_;
-  ::kvblocks::config::v1::ReplayConfig given_;
+  ReplayConfig given_;
   std::string config_file_, groups_file_;
 };
 
 // How a command that only reads a trace reads it. `given`: what the command line says.
-absl::StatusOr<TraceReaderOptions> ReaderOptionsOf(
-    const ::kvblocks::config::v1::ReplayConfig& given);
+absl::StatusOr<TraceReaderOptions> ReaderOptionsOf(const ReplayConfig& given);
 
 // The trace of a configuration; without one the example workload.
-absl::StatusOr<std::unique_ptr<TraceReader>> OpenReplayTrace(
-    const ::kvblocks::config::v1::ReplayConfig& config, const TraceReaderOptions& options);
+absl::StatusOr<std::unique_ptr<TraceReader>> OpenReplayTrace(const ReplayConfig& config,
+                                                             const TraceReaderOptions& options);
 
 }  // namespace kvblocks::sim
 

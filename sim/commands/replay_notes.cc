@@ -13,8 +13,6 @@
 namespace kvblocks::sim {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 std::string BaseName(const std::string& path) {
   if (path.empty()) return "example";
   const size_t slash = path.rfind('/');

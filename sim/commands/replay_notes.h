@@ -13,16 +13,17 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 // REQUIRES: the measured sections are filled.
-void DescribeReplay(const ::kvblocks::config::v1::ReplayConfig& config, const ReplaySetup& setup,
-                    const TraceReader& reader, ::kvblocks::report::v1::Report* report);
+void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup, const TraceReader& reader,
+                    ::kvblocks::report::v1::Report* report);
 
 // Of a replica, or of all of a fleet. REQUIRES: as DescribeReplay.
 void NoteStepsOutside(::kvblocks::report::v1::Report* report);
 
 // FailedPrecondition if every request was rejected, with the smallest pool that takes them.
-absl::Status CheckSomethingRan(const SimulationResult& result,
-                               const ::kvblocks::config::v1::ReplayConfig& config,
+absl::Status CheckSomethingRan(const SimulationResult& result, const ReplayConfig& config,
                                const ReplaySetup& setup);
 
 }  // namespace kvblocks::sim

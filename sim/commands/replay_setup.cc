@@ -1,13 +1,11 @@
 #include "sim/commands/replay_setup.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
@@ -18,8 +16,6 @@
 
 namespace kvblocks::sim {
 namespace {
-
-using ::kvblocks::config::v1::ReplayConfig;
 
 absl::Status SetDuration(std::string_view flag, const std::string& text, SimTime low,
                          SimTime* out) {

@@ -24,9 +24,11 @@
 
 namespace kvblocks::sim {
 
+using ::kvblocks::config::v1::ReplayConfig;
+
 struct ReplaySetup {
   // As asked for, with the limits that the engine chooses for the device.
-  ::kvblocks::config::v1::ReplayConfig config;
+  ReplayConfig config;
   SimulationConfig simulation;
   std::unique_ptr<StepTimeModel> step_time;
   // Without tiers: none. The step time is that above.
@@ -54,7 +56,7 @@ enum class SeveralRanks { kRefused, kTaken };
 
 // REQUIRES: an effective configuration, all fields set and in range. InvalidArgument for several
 // ranks unless they are taken.
-absl::StatusOr<ReplaySetup> MakeReplaySetup(const ::kvblocks::config::v1::ReplayConfig& config,
+absl::StatusOr<ReplaySetup> MakeReplaySetup(const ReplayConfig& config,
                                             SeveralRanks ranks = SeveralRanks::kRefused);
 
 // What a block of each KV-cache group takes on one device.
@@ -86,8 +88,7 @@ absl::StatusOr<std::unique_ptr<Simulation>> MakeSimulation(const ReplicaSetup& r
                                                            TierConnector* tiers);
 
 // The reader's part alone.
-absl::StatusOr<TraceReaderOptions> MakeReaderOptions(
-    const ::kvblocks::config::v1::ReplayConfig& config);
+absl::StatusOr<TraceReaderOptions> MakeReaderOptions(const ReplayConfig& config);
 
 }  // namespace kvblocks::sim
 

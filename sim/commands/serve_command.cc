@@ -24,8 +24,6 @@
 namespace kvblocks::sim {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 constexpr const char* kServeFooter =
     R"(Clients talk to it as to vLLM, and get pseudo text of the length that they ask for. When its tokens
 come is what the simulator says of the model on the device; what the cache holds is what vLLM's would.

@@ -22,8 +22,6 @@
 namespace kvblocks::sim {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
-
 // What `text` says, or `otherwise` where it is empty.
 absl::StatusOr<SimTime> TimeOption(absl::string_view flag, const std::string& text, SimTime low,
                                    SimTime otherwise) {

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
 #include "sim/commands/commands.h"
@@ -43,7 +42,7 @@ class TraceCommand : public Command {
   }
 
   std::string trace_;
-  ::kvblocks::config::v1::ReplayConfig given_;
+  ReplayConfig given_;
   ReportOutput output_;
 };
 
@@ -263,7 +262,7 @@ class ConvertCommand final : public Command {
   }
 
  private:
-  ::kvblocks::config::v1::ReplayConfig given_;
+  ReplayConfig given_;
   std::string in_, out_, to_ = "native";
   bool sort_ = false, quiet_ = false;
 };

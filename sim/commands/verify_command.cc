@@ -5,8 +5,6 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -36,7 +34,6 @@
 namespace kvblocks::sim {
 namespace {
 
-using ::kvblocks::config::v1::ReplayConfig;
 using ::kvblocks::report::v1::Verification;
 
 constexpr const char* kReference = "cpu_reference";

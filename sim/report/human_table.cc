@@ -4,13 +4,11 @@
 #include <climits>
 #include <cmath>
 #include <utility>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_replace.h"
 #include "sim/cost/step_time_model.h"
-#include "sim/report/replicas_table.h"
 #include "sim/report/tier_section.h"
 #include "sim/trace/decimal.h"
 
@@ -293,14 +291,13 @@ void AddKvGroups(const pb::Report& report, TextPage& page) {
 
 void AddPool(const pb::Report& report, TextPage& page) {
   const pb::Pool& pool = report.pool();
-  const auto gauge = [&](const std::string& label, const pb::Gauge& g, const std::string& note) {
-    page.Line(label, absl::StrFormat("%-17s %13s %9s  %s", note, Percent(g.mean()),
-                                     Percent(g.peak()), ""));
+  const auto gauge = [&](const pb::Gauge& g, const char* name) {
+    page.Line("", absl::StrFormat("%-17s %13s %9s", name, Percent(g.mean()), Percent(g.peak())));
   };
   page.Line("pool use", absl::StrFormat("%-17s %13s %9s", "", "mean", "peak"));
-  gauge("", pool.usage(), "referenced");
-  gauge("", pool.resident(), "with cached");
-  if (report.groups_size() == 1) gauge("", pool.fragmentation(), "unused slots");
+  gauge(pool.usage(), "referenced");
+  gauge(pool.resident(), "with cached");
+  if (report.groups_size() == 1) gauge(pool.fragmentation(), "unused slots");
   page.Text("", Say("$0 of the time above 90 %; $1 cached blocks evicted; $2 duplicates at most",
                     Percent(pool.time_above_90_percent_share()), pool.evictions(),
                     pool.duplicate_blocks().peak()));

@@ -44,6 +44,10 @@ std::string FormatPlan(const ::kvblocks::report::v1::PlanReport& report, bool co
 // "mean 3.20 s, p50 12 ms, p90 ...".
 std::string LatencyText(const ::kvblocks::report::v1::Distribution& latency);
 
+// Of FormatReport: several replicas and their router as they are set, and what came of that.
+void AddFleet(const ::kvblocks::report::v1::Report& report, TextPage& page);
+void AddReplicas(const ::kvblocks::report::v1::Report& report, TextPage& page);
+
 }  // namespace kvblocks::sim
 
 #endif  // KVBLOCKS_SIM_REPORT_HUMAN_TABLE_H_

@@ -32,7 +32,6 @@
 #define KVBLOCKS_SIM_REPORT_MISS_CLASSIFIER_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>

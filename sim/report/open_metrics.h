@@ -11,7 +11,6 @@
 #ifndef KVBLOCKS_SIM_REPORT_OPEN_METRICS_H_
 #define KVBLOCKS_SIM_REPORT_OPEN_METRICS_H_
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>

@@ -1,7 +1,4 @@
-#include "sim/report/replicas_table.h"
-
 #include <algorithm>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

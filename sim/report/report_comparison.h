@@ -8,7 +8,6 @@
 #ifndef KVBLOCKS_SIM_REPORT_REPORT_COMPARISON_H_
 #define KVBLOCKS_SIM_REPORT_REPORT_COMPARISON_H_
 
-#include <cstdint>
 #include <string>
 #include <string_view>
 #include <variant>

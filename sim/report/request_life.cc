@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "kvblocks/check.h"
 #include "sim/report/report_section.h"
 #include "sim/report/tier_section.h"

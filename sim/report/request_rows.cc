@@ -50,18 +50,13 @@ std::string CsvRequestSink::Format(const RequestRow& row) {
       absl::StrCat(request.spec.row, ",", CsvField(request.spec.id), ",",
                    row.progress == nullptr ? std::string() : Time(request.arrival), ",",
                    request.num_prompt, ",", request.num_outputs(), ",", request.max_output, ",",
-                   absl::string_view(reason.data(), reason.size()), ",", CsvField(detail), ",");
-  if (progress.first_scheduled == RequestProgress::kNever) {
-    absl::StrAppend(&line, ",,,,");
-  } else {
-    if (row.knows_hits) {
-      absl::StrAppend(&line, progress.num_queried_tokens, ",", progress.num_hit_tokens, ",",
-                      progress.num_possible_tokens, ",");
-    } else {
-      line += ",,,";
-    }
-    absl::StrAppend(&line, Time(progress.first_scheduled - request.arrival), ",");
-  }
+                   std::string(reason), ",", CsvField(detail), ",");
+  const bool is_scheduled = progress.first_scheduled != RequestProgress::kNever;
+  line += !is_scheduled || !row.knows_hits
+              ? ",,,"
+              : absl::StrCat(progress.num_queried_tokens, ",", progress.num_hit_tokens, ",",
+                             progress.num_possible_tokens, ",");
+  absl::StrAppend(&line, is_scheduled ? Time(progress.first_scheduled - request.arrival) : "", ",");
   if (row.latency) {
     absl::StrAppend(&line, Time(row.latency->ttft), ",", Time(row.latency->prefill), ",",
                     Time(row.latency->e2e), ",", Time(row.latency->tpot.value_or(-1)), ",");

@@ -3,7 +3,6 @@
 //
 // The first byte is where the rest is split into two files; with 0 the second is the first again.
 
-#include <memory>
 #include <string>
 #include <string_view>
 

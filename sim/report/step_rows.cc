@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <deque>
 #include <iterator>
-#include <limits>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,7 +14,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "kvblocks/check.h"
 #include "sim/report/report_section.h"
 #include "sim/trace/row_source.h"

@@ -1,12 +1,9 @@
 #include "sim/report/validation_report.h"
 
-#include <algorithm>
-#include <string_view>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/string_view.h"
 #include "sim/report/text_page.h"
 #include "sim/trace/decimal.h"
 
