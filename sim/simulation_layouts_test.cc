@@ -96,20 +96,6 @@ TEST(SimulationLayoutsTest, OutputsAreRegisteredBesideARing) {
   }
 }
 
-TEST(SimulationLayoutsTest, PromptsAreCutWhereStatesCanBeReused) {
-  Replay replay;
-  replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
-  replay.config.kv_cache.num_blocks = 40;
-  std::vector<int64_t> content(10);
-  for (int64_t t = 0; t < 10; ++t) content[static_cast<size_t>(t)] = t;
-  replay.RunAll({{.id = "A", .prompt = 10, .output = 2, .content = content},
-                 {.id = "B", .prompt = 10, .output = 2, .at = 20, .content = content}});
-  // Eight tokens end at a block, where the state is registered; two more follow. B hits the eight.
-  EXPECT_THAT(WithoutBlocks(replay.lines)[0], HasSubstr("A:8"));
-  EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:2"));
-  EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("B:2"));
-}
-
 TEST(SimulationLayoutsTest, PromptsAreCutWhereBlocksOfStatesEnd) {
   Replay replay;
   replay.config.kv_cache.groups = {FullGroup(4), StateGroup(4)};
@@ -121,15 +107,6 @@ TEST(SimulationLayoutsTest, PromptsAreCutWhereBlocksOfStatesEnd) {
   EXPECT_THAT(WithoutBlocks(replay.lines)[1], HasSubstr("A:20"));
   EXPECT_THAT(WithoutBlocks(replay.lines)[2], HasSubstr("A:4"));
   EXPECT_THAT(WithoutBlocks(replay.lines)[3], HasSubstr("A:2"));
-}
-
-TEST(SimulationLayoutsTest, ABudgetBelowABlockStillMakesProgress) {
-  Replay replay;
-  replay.config.kv_cache.groups = {FullGroup(8), StateGroup(8)};
-  replay.config.kv_cache.num_blocks = 40;
-  replay.config.scheduler.max_num_batched_tokens = 3;
-  replay.RunAll({{.id = "A", .prompt = 20, .output = 2}});
-  EXPECT_EQ(replay.ends["A"], "length");
 }
 
 TEST(SimulationLayoutsTest, RequestsTooBigForTheChunksAreRejected) {

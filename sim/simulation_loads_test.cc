@@ -1,5 +1,5 @@
 // Replays with KV from elsewhere (SM-4, SM-15, SM-17), worked out by hand, and what went wrong in
-// the field: vllm#45387, vllm#46283, vllm#57104.
+// the field (vllm#46283). Loads of all kinds, and who holds blocks for whom: SimulationOracle.
 
 #include <string>
 #include <vector>
@@ -37,18 +37,6 @@ TEST(SimulationLoadsTest, AnAsynchronousLoadHoldsBlocksAndRegistersThemWhenItEnd
                                                  "leave C finished", "leave A finished"));
   EXPECT_EQ(replay.result.scheduler.num_external, 8);
   EXPECT_EQ(replay.result.scheduler.num_first_time, 4 + 1 + 5 + 1);
-}
-
-// Added to the step, or beside it.
-TEST(SimulationLoadsTest, StepsWaitForSynchronousAndLayerwiseLoads) {
-  LoadReplay replay({{0, {.loads = {{.prefix = 12, .mode = LoadMode::kSync, .seconds = 3}}}},
-                     {1, {.loads = {{.prefix = 8, .mode = LoadMode::kLayerwise, .seconds = 4}}}}},
-                    20);
-  EXPECT_THAT(replay.RunAll({{.id = "A", .prompt = 12, .output = 1},
-                             {.id = "B", .prompt = 12, .output = 1, .at = 1}}),
-              ElementsAre("0: A:1+11 [] fin A", "4: B:4+8 [6] fin B"));
-  EXPECT_THAT(replay.device, ElementsAre("0-4", "4-8"));
-  EXPECT_EQ(replay.result.load_time, 6 * kSecond);
 }
 
 // Or nobody computes it: the request ends, and its blocks are free at once.
@@ -115,31 +103,6 @@ TEST(SimulationLoadsTest, LoadedRequestsCanBeGivenUp) {
                  {.id = "C", .prompt = 4, .output = 1, .at = 1}});
   EXPECT_EQ(replay.ends["C"], "length");
   EXPECT_EQ(replay.free_queue.size(), 3u);
-}
-
-// --- Who holds blocks for whom ---
-
-// vllm#57104: seven blocks; A needs four and one for its drafts, B three and one. Were both loaded
-// at once, neither would find its last block.
-TEST(SimulationLoadsTest, ALoadLeavesWhatAnotherNeedsForItsDrafts) {
-  LoadReplay replay({{0, {.loads = {{.prefix = 16, .seconds = 2}}}},
-                     {1, {.loads = {{.prefix = 12, .seconds = 2}}}}},
-                    8);
-  replay.config.scheduler.num_draft_tokens = 1;
-  replay.config.scheduler.num_lookahead_tokens = 1;
-  EXPECT_THAT(
-      replay.RunAll(
-          {{.id = "A", .prompt = 16, .output = 1}, {.id = "B", .prompt = 12, .output = 1}}),
-      ElementsAre("0: load A +16", "2: A:2 [5] fin A", "3: load B +12", "5: B:2 [4] fin B"));
-}
-
-// vllm#45387: the head of the queue waits for blocks that loads hold, which have ended behind it.
-TEST(SimulationLoadsTest, WhoHoldsBlocksGoesBeforeAHeadThatDoesNotFit) {
-  LoadReplay replay({{0, {.loads = {{.prefix = 16, .seconds = 3}}}}}, 8);
-  replay.config.scheduler.policy = SchedulingPolicy::kPriority;
-  EXPECT_THAT(replay.RunAll({{.id = "L", .prompt = 17, .output = 1, .priority = 5},
-                             {.id = "H", .prompt = 20, .output = 1, .at = 1, .priority = 0}}),
-              ElementsAre("0: load L +16", "3: L:1 [5] fin L", "4: H:20 [5,6,7,4,3] fin H"));
 }
 
 }  // namespace

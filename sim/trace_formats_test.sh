@@ -1,16 +1,7 @@
 #!/bin/bash
 # Every trace format through every command that reads traces.
-set -u
-kvsim="$PWD/$1"
 formats="$PWD/sim/trace/testdata/formats"
-tmp="${TEST_TMPDIR:-$(mktemp -d)}"
-cd "$tmp" || exit 1
-failures=0
-
-fail() {
-  echo "FAIL: $*" >&2
-  failures=$((failures + 1))
-}
+. "$(dirname "$0")/kvsim_checks.sh"
 
 # number NAME FILE: of a JSON report.
 number() { grep -m1 -o "\"$1\": \"\?[0-9]*" "$2" | grep -o '[0-9]*$'; }
@@ -20,14 +11,12 @@ try() {
   local file=$1 format=$2 requests=$3
   shift 3
   "$kvsim" validate "$file" "$@" --strict >out 2>err || fail "validate $file: $(head -c 500 out err)"
-  "$kvsim" stats "$file" "$@" --json >stats.json 2>err || fail "stats $file: $(head -c 300 err)"
+  keep stats.json stats "$file" "$@" --json
   grep -q "\"format\": \"$format\"" stats.json || fail "$file is not read as $format"
   [ "$(number requests stats.json)" = "$requests" ] || fail "$file has not $requests requests"
-  "$kvsim" convert "$file" copy.kvt.zst --quiet "$@" 2>err || fail "convert $file: $(head -c 300 err)"
-  "$kvsim" replay "$file" "$@" --num-blocks=4000 --json >one.json 2>err ||
-    fail "replay $file: $(head -c 300 err)"
-  "$kvsim" replay copy.kvt.zst --num-blocks=4000 --json >two.json 2>err ||
-    fail "replay of $file, converted: $(head -c 300 err)"
+  expect 0 '' convert "$file" copy.kvt.zst --quiet "$@"
+  keep one.json replay "$file" "$@" --num-blocks=4000 --json
+  keep two.json replay copy.kvt.zst --num-blocks=4000 --json
   # The same requests, so the same steps and hits.
   for name in requests_arrived steps prompt_tokens; do
     [ "$(number $name one.json)" = "$(number $name two.json)" ] ||
@@ -35,7 +24,7 @@ try() {
   done
   gzip -c "$file" >copy.gz
   [ "$format" = ragpulse ] && set -- "$@" --rag-lengths="$(dirname "$file")"
-  "$kvsim" stats copy.gz "$@" >out 2>err || fail "stats of $file, compressed: $(head -c 300 err)"
+  expect 0 '' stats copy.gz "$@"
 }
 
 try "$formats/ragpulse/0_trace.jsonl" ragpulse 3
@@ -69,7 +58,7 @@ try "$formats/fields.csv" fields 2 --trace-block-size=16 \
 
 # Calls that failed are skipped by default, also after a conversion, and make a token if asked (SM-44).
 arrived() {
-  "$kvsim" replay "$@" --num-blocks=4000 --json >one.json 2>err || fail "replay $*: $(head -c 300 err)"
+  keep one.json replay "$@" --num-blocks=4000 --json
   number requests_arrived one.json
 }
 "$kvsim" convert "$formats/burstgpt.csv" burst.kvt --quiet
@@ -96,33 +85,25 @@ done
 "$kvsim" gen chat.txtpb --seed=2 -o c.kvt --quiet && cmp -s a.kvt c.kvt && fail "another seed, the same file"
 "$kvsim" gen --like=a.kvt -o like.kvt --check >table 2>err || fail "gen --like: $(head -c 300 err)"
 grep -q "greatest difference" table || fail "gen --check: $(head -c 300 table)"
-"$kvsim" stats like.kvt --json >stats.json || fail "stats of a fit"
+keep stats.json stats like.kvt --json
 [ "$(number requests stats.json)" = 300 ] || fail "a fit has not the trace's 300 requests"
 
 # What is wrong with an option or a file is said, and nothing is written.
-refuse() {
-  local pattern=$1
-  shift
-  "$kvsim" "$@" >out 2>err </dev/null && fail "kvsim $* works"
-  grep -q -e "$pattern" err || fail "kvsim $*: '$pattern' is not in $(head -c 300 err)"
-  [ -s out ] && fail "kvsim $*: wrote to standard output"
-}
-refuse '--trace-format: got "parquet", expected auto, mooncake' stats "$formats/vidur.csv" --trace-format=parquet
-refuse '--fields: got "a"' stats "$formats/fields.csv" --fields=a
-refuse '--closed-loop: got "true" for a trace of the format vidur' stats "$formats/vidur.csv" --closed-loop
-refuse '--rag-order: got "x"' stats "$formats/ragpulse/0_trace.jsonl" --rag-order=x
-refuse '--sharegpt: got "x"' stats "$formats/sharegpt.json" --sharegpt=x
-refuse 'or --fields to name columns' stats "$formats/fields.csv"
-refuse '--output: got nothing' gen --requests=3
-refuse '--rate: got -1' gen --rate=-1 -o x.kvt
-refuse '--turns: got "x"' gen --turns=x -o x.kvt
-refuse '--like: got it beside' gen chat.txtpb --like=a.kvt -o x.kvt
-refuse 'expected none of the options of a chat' gen chat.txtpb --rate=3 -o x.kvt
-refuse 'is what SPEC reads and would be overwritten' gen chat.txtpb -o chat.txtpb
+expect 2 '--trace-format: got "parquet", expected auto, mooncake' stats "$formats/vidur.csv" --trace-format=parquet
+expect 2 '--fields: got "a"' stats "$formats/fields.csv" --fields=a
+expect 2 '--closed-loop: got "true" for a trace of the format vidur' stats "$formats/vidur.csv" --closed-loop
+expect 2 '--rag-order: got "x"' stats "$formats/ragpulse/0_trace.jsonl" --rag-order=x
+expect 2 '--sharegpt: got "x"' stats "$formats/sharegpt.json" --sharegpt=x
+expect 2 'or --fields to name columns' stats "$formats/fields.csv"
+expect 2 '--output: got nothing' gen --requests=3
+expect 2 '--rate: got -1' gen --rate=-1 -o x.kvt
+expect 2 '--turns: got "x"' gen --turns=x -o x.kvt
+expect 2 '--like: got it beside' gen chat.txtpb --like=a.kvt -o x.kvt
+expect 2 'expected none of the options of a chat' gen chat.txtpb --rate=3 -o x.kvt
+expect 2 'is what SPEC reads and would be overwritten' gen chat.txtpb -o chat.txtpb
 printf 'workload: "w"\nsesions: 3\n' >bad.txtpb
-refuse 'bad.txtpb:2:' stats bad.txtpb
+expect 2 'bad.txtpb:2:' stats bad.txtpb
 printf 'PAR1' >x.parquet
-refuse 'got Parquet' replay x.parquet
+expect 2 'got Parquet' replay x.parquet
 
-[ $failures -eq 0 ] && echo "all formats passed"
-exit $((failures > 0))
+finish

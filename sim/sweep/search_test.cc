@@ -2,6 +2,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -107,6 +108,18 @@ class SearchTest : public ::testing::Test {
  protected:
   sweep_pb::PointResult Replay(const ReplayConfig& config) {
     return RunPoint(*PlanPoint(config, {}, &hashes), &traces);
+  }
+  sweep_pb::CapacityReport Capacity(const CapacityOptions& options) {
+    auto report = FindCapacity(options, &runner, &traces, &hashes);
+    EXPECT_TRUE(report.ok()) << report.status();
+    return *std::move(report);
+  }
+  // The probe says what a replay of `config` at its speed says.
+  void ExpectReplayed(ReplayConfig config, const sweep_pb::CapacityReport::Probe& probe) {
+    config.set_speedup(probe.speedup());
+    const auto goodput = Replay(config).report().goodput();
+    EXPECT_EQ(goodput.met(), probe.met());
+    EXPECT_EQ(goodput.objectives(0).observed_ms(), probe.objectives(0).observed_ms());
   }
 
   DecodedTraces traces;
@@ -216,9 +229,9 @@ TEST(BorderTest, SearchedOptionsAreRangesAloneOrInBraces) {
   ASSERT_TRUE(tier.ok()) << tier.status();
   EXPECT_FALSE(tier->is_whole);
   EXPECT_EQ(tier->ValueText("7"), "host:2GiB:read=7GB/s:latency=50us");
-  for (const char* bad : {"num-blocks", "num-blocks=5", "num-blocks=9:5", "num-blocks=0:5",
-                          "num-blocks={5:9", "num-block=5:9", "num-blocks=0.5:9",
-                          "tier=host:1:2"}) {
+  for (const char* bad :
+       {"num-blocks", "num-blocks=5", "num-blocks=9:5", "num-blocks=0:5", "num-blocks={5:9",
+        "num-block=5:9", "num-blocks=0.5:9", "tier=host:1:2"}) {
     EXPECT_FALSE(ParseSearchedOption(bad).ok()) << bad;
   }
 }
@@ -238,17 +251,21 @@ TEST_F(SearchTest, SM109TheBorderHoldsAndTheNextValueDoesNot) {
     return Replay(config).report().whole_run().token_hit_rate().value();
   };
   auto metrics = *FindSweepMetrics("hit-rate,imbalance", {});
-  auto report = FindBorder(options, &metrics, &runner, &hashes);
-  ASSERT_TRUE(report.ok()) << report.status();
+  const auto find = [&] {
+    auto found = FindBorder(options, &metrics, &runner, &hashes);
+    EXPECT_TRUE(found.ok()) << found.status();
+    return *std::move(found);
+  };
+  auto report = find();
   const double wanted = 0.9 * hit_rate("8000");
-  EXPECT_GE(hit_rate(report->value()), wanted);
-  EXPECT_LT(hit_rate(report->missed()), wanted);
+  EXPECT_GE(hit_rate(report.value()), wanted);
+  EXPECT_LT(hit_rate(report.missed()), wanted);
   EXPECT_EQ(metrics.size(), 1);  // one replica has no imbalance
-  EXPECT_THAT(report->because(), HasSubstr("hit-rate is "));
-  EXPECT_THAT(FormatBorder(*report, metrics, false),
-              HasSubstr(absl::StrCat("--num-blocks=", report->value())));
+  EXPECT_THAT(report.because(), HasSubstr("hit-rate is "));
+  EXPECT_THAT(FormatBorder(report, metrics, false),
+              HasSubstr(absl::StrCat("--num-blocks=", report.value())));
   int64_t num_answers = 0;
-  for (const sweep_pb::SweepRow& row : report->tried().rows()) num_answers += row.on_front();
+  for (const sweep_pb::SweepRow& row : report.tried().rows()) num_answers += row.on_front();
   EXPECT_EQ(num_answers, 1);
 
   // Limits of --slo are a condition. Beyond the range the answer is none, or its end.
@@ -258,20 +275,17 @@ TEST_F(SearchTest, SM109TheBorderHoldsAndTheNextValueDoesNot) {
   options.baseline.clear();
   options.conditions.clear();
   ASSERT_TRUE(AddLimits(0, &options).ok());
-  report = FindBorder(options, &metrics, &runner, &hashes);
-  ASSERT_TRUE(report.ok()) << report.status();
-  EXPECT_NE(report->value(), "");
-  EXPECT_THAT(report->because(), HasSubstr("tpot p90 is "));
+  report = find();
+  EXPECT_NE(report.value(), "");
+  EXPECT_THAT(report.because(), HasSubstr("tpot p90 is "));
   options.conditions = {ConditionOf("hit-rate>=2")};
-  report = FindBorder(options, &metrics, &runner, &hashes);
-  ASSERT_TRUE(report.ok());
-  EXPECT_EQ(report->value(), "");
-  EXPECT_EQ(report->missed(), "1");
+  report = find();
+  EXPECT_EQ(report.value(), "");
+  EXPECT_EQ(report.missed(), "1");
   options.conditions = {ConditionOf("hit-rate<=2")};
-  report = FindBorder(options, &metrics, &runner, &hashes);
-  ASSERT_TRUE(report.ok());
-  EXPECT_EQ(report->value(), "256");
-  EXPECT_EQ(report->missed(), "");
+  report = find();
+  EXPECT_EQ(report.value(), "256");
+  EXPECT_EQ(report.missed(), "");
 }
 
 TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
@@ -281,10 +295,9 @@ TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   options.asked.set_limit(150);
   options.target_rate = 15;
   options.tolerance = 0.05;
-  const auto report = FindCapacity(options, &runner, &traces, &hashes);
-  ASSERT_TRUE(report.ok()) << report.status();
-  ASSERT_EQ(report->candidates_size(), 1);
-  const auto& found = report->candidates(0);
+  const auto report = Capacity(options);
+  ASSERT_EQ(report.candidates_size(), 1);
+  const auto& found = report.candidates(0);
   EXPECT_EQ(found.problem(), "");
   EXPECT_GT(found.highest_rate(), 1);
   double highest, failing;
@@ -293,14 +306,8 @@ TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   EXPECT_GT(failing, highest);
   EXPECT_LE(failing / highest, 1.051);
   // As a replay says it.
-  for (const auto* probe : {&found.at_highest(), &found.at_failing()}) {
-    ReplayConfig config = options.asked;
-    config.set_speedup(probe->speedup());
-    const auto replayed = Replay(config);
-    EXPECT_EQ(replayed.report().goodput().met(), probe->met());
-    EXPECT_EQ(replayed.report().goodput().objectives(0).observed_ms(),
-              probe->objectives(0).observed_ms());
-  }
+  ExpectReplayed(options.asked, found.at_highest());
+  ExpectReplayed(options.asked, found.at_failing());
   EXPECT_TRUE(found.at_highest().met());
   EXPECT_FALSE(found.at_failing().met());
   EXPECT_THAT(found.binding(), HasSubstr("The bottleneck is "));
@@ -309,24 +316,20 @@ TEST_F(SearchTest, SM109TheHighestRateMeetsTheLimitsAndTheNextDoesNot) {
   EXPECT_TRUE(found.at_target().met());
   EXPECT_EQ(found.one_less().replicas(), found.replicas() - 1);
   EXPECT_FALSE(found.one_less().met());
-  EXPECT_EQ(report->router(), "least-tokens");
-  EXPECT_THAT(FormatCapacity(*report, false),
+  EXPECT_EQ(report.router(), "least-tokens");
+  EXPECT_THAT(FormatCapacity(report, false),
               HasSubstr("several replicas are behind the router least-tokens"));
   // Over all requests, as a replay of all replicas says it.
   ReplayConfig all = options.asked;
-  all.set_speedup(found.at_target().speedup());
   all.set_replicas(found.replicas());
   all.set_router("least-tokens");
-  EXPECT_EQ(Replay(all).report().goodput().objectives(0).observed_ms(),
-            found.at_target().objectives(0).observed_ms());
+  ExpectReplayed(all, found.at_target());
 
   options.asked.set_slo("ttft:300ms");
   EXPECT_THAT(std::string(FindCapacity(options, &runner, &traces, &hashes).status().message()),
               HasSubstr("percentile"));
   options.asked.set_slo("ttft:1us@p99");
-  const auto never = FindCapacity(options, &runner, &traces, &hashes);
-  ASSERT_TRUE(never.ok());
-  EXPECT_THAT(never->candidates(0).problem(),
+  EXPECT_THAT(Capacity(options).candidates(0).problem(),
               HasSubstr("no rate meets the limits: requests that are alone miss them"));
 }
 
@@ -340,9 +343,8 @@ TEST_F(SearchTest, CapacityMultipliesWhatRunsTogether) {
   split.devices = {{"h100-sxm", 2.5}};
   split.target_rate = 15;
   split.tolerance = 0.1;
-  const auto report = FindCapacity(split, &runner, &traces, &hashes);
-  ASSERT_TRUE(report.ok()) << report.status();
-  const auto& found = report->candidates(0);
+  const auto report = Capacity(split);
+  const auto& found = report.candidates(0);
   ASSERT_EQ(found.problem(), "");
   ASSERT_GT(found.replicas(), 1);
   EXPECT_EQ(found.at_highest().devices(), 3);
@@ -350,16 +352,14 @@ TEST_F(SearchTest, CapacityMultipliesWhatRunsTogether) {
   EXPECT_EQ(found.cost_per_hour(), 2.5 * 3 * static_cast<double>(found.replicas()));
   EXPECT_EQ(found.at_target().spare_cost_per_hour(), found.cost_per_hour() + 2 * 2.5);
   EXPECT_FALSE(found.one_less().met());
-  EXPECT_THAT(FormatCapacity(*report, false),
+  EXPECT_THAT(FormatCapacity(report, false),
               HasSubstr(absl::StrCat("needs       ", found.replicas(), " prefill and ",
                                      2 * found.replicas(), " decode replicas of 1 x h100-sxm")));
   ReplayConfig all = split.asked;
   all.set_device("h100-sxm");
-  all.set_speedup(found.at_target().speedup());
   all.set_prefill_replicas(found.replicas());
   all.set_decode_replicas(2 * found.replicas());
-  EXPECT_EQ(Replay(all).report().goodput().objectives(0).observed_ms(),
-            found.at_target().objectives(0).observed_ms());
+  ExpectReplayed(all, found.at_target());
 
   CapacityOptions ranks;
   ranks.asked.set_slo("ttft:500ms@p90,tpot:30ms@p90");
@@ -368,15 +368,11 @@ TEST_F(SearchTest, CapacityMultipliesWhatRunsTogether) {
   ranks.asked.set_num_blocks(4000);
   ranks.asked.set_data_parallel(2);
   ranks.tolerance = 0.1;
-  const auto of_ranks = FindCapacity(ranks, &runner, &traces, &hashes);
-  ASSERT_TRUE(of_ranks.ok()) << of_ranks.status();
-  ASSERT_EQ(of_ranks->candidates(0).problem(), "");
-  EXPECT_EQ(of_ranks->candidates(0).at_highest().devices(), 2);
-  ReplayConfig again = ranks.asked;
-  again.set_speedup(of_ranks->candidates(0).at_highest().speedup());
-  EXPECT_EQ(Replay(again).report().goodput().objectives(0).observed_ms(),
-            of_ranks->candidates(0).at_highest().objectives(0).observed_ms());
-  EXPECT_THAT(FormatCapacity(*of_ranks, false), HasSubstr("2 x h100-sxm"));
+  const auto of_ranks = Capacity(ranks);
+  ASSERT_EQ(of_ranks.candidates(0).problem(), "");
+  EXPECT_EQ(of_ranks.candidates(0).at_highest().devices(), 2);
+  ExpectReplayed(ranks.asked, of_ranks.candidates(0).at_highest());
+  EXPECT_THAT(FormatCapacity(of_ranks, false), HasSubstr("2 x h100-sxm"));
 }
 
 // Twenty requests at a time, as a recorder that looks every two seconds has them.
@@ -393,14 +389,10 @@ TEST_F(SearchTest, SaysWhereTheAnswerIsAboutArrivalsInStep) {
   options.asked.set_trace(path);
   options.asked.set_slo("ttft:150ms@p90");  // the last ones have no next time
   options.tolerance = 0.1;
-  const auto note_of = [&] {
-    const auto report = FindCapacity(options, &runner, &traces, &hashes);
-    EXPECT_TRUE(report.ok()) << report.status();
-    return FormatCapacity(*report, false);
-  };
-  EXPECT_THAT(note_of(), HasSubstr("200 requests arrive at 10 times"));
+  EXPECT_THAT(FormatCapacity(Capacity(options), false),
+              HasSubstr("200 requests arrive at 10 times"));
   options.asked.set_spread(true);
-  EXPECT_THAT(note_of(), testing::Not(HasSubstr("march in step")));
+  EXPECT_THAT(FormatCapacity(Capacity(options), false), testing::Not(HasSubstr("march in step")));
 }
 
 }  // namespace

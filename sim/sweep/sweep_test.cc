@@ -13,6 +13,7 @@
 #include "sim/sweep/point_runner.h"
 #include "sim/sweep/sweep_points.h"
 #include "sim/sweep/sweep_table.h"
+#include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -191,28 +192,7 @@ TEST(DecodedTraceTest, ConversationsAreSessionsAndWhatWaitsForThem) {
   add(0, {1});  // goes with the request that it waits for
   add(9, {});
   add(9, {0, 4});  // waits for two conversations, and is in the second
-  TraceInfo info;
-  class Source final : public TraceReader {
-   public:
-    explicit Source(const std::vector<TraceRequest>* requests) : requests_(requests) {}
-    absl::StatusOr<bool> Next(TraceRequest& out) override {
-      if (next_ == requests_->size()) return false;
-      out = (*requests_)[next_++];
-      return true;
-    }
-    const TraceInfo& info() const override { return info_; }
-    ReadProgress progress() const override { return {}; }
-    absl::Status Restart() override { return absl::OkStatus(); }
-    const TraceReaderCounters& counters() const override { return counters_; }
-    const std::vector<std::string>& warnings() const override { return warnings_; }
-
-   private:
-    const std::vector<TraceRequest>* requests_;
-    size_t next_ = 0;
-    TraceInfo info_;
-    TraceReaderCounters counters_;
-    std::vector<std::string> warnings_;
-  } source(&trace.requests);
+  VectorTraceReader source(TraceInfo(), trace.requests);
   const auto decoded = DecodeTrace(&source);
   ASSERT_TRUE(decoded.ok());
   EXPECT_EQ(decoded->num_conversations, 3);

@@ -45,9 +45,8 @@ std::deque<int>::iterator NaiveEngine::Unretained() {
   };
   auto best = free_.end();
   for (auto place = free_.begin(); place != free_.end(); ++place) {
-    const bool is_parent = std::any_of(parents_.begin(), parents_.end(), [&](const auto& child) {
-      return child.second == *place;
-    });
+    const bool is_parent = std::any_of(parents_.begin(), parents_.end(),
+                                       [&](const auto& child) { return child.second == *place; });
     if (is_parent || (best != free_.end() && order(*best) <= order(*place))) continue;
     best = place;
   }
@@ -78,8 +77,8 @@ void NaiveEngine::Retain(const NaiveRequest& r) {
     int64_t number = last_retention_;
     for (int id : ids) {
       if (!retained_.count(id) && static_cast<int64_t>(retained_.size()) >= o_.most_retained) {
-        const auto lowest = std::min_element(
-            retained_.begin(), retained_.end(), [](const auto& a, const auto& b) {
+        const auto lowest =
+            std::min_element(retained_.begin(), retained_.end(), [](const auto& a, const auto& b) {
               return std::tie(a.second.priority, a.second.number) <
                      std::tie(b.second.priority, b.second.number);
             });
@@ -129,10 +128,19 @@ int64_t NaiveEngine::EncoderBlocks(const NaiveRequest& r) const {
   return (r.encoder + o_.encoder_block_size - 1) / o_.encoder_block_size;
 }
 
+void NaiveEngine::TakeHits(NaiveRequest* r, const std::vector<int>& hits) {
+  for (int id : hits) {
+    if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
+    ++uses_[id];
+    num_retained_hits_ += static_cast<int64_t>(retained_.count(id));
+  }
+  r->table = hits;
+}
+
 // Takes blocks for `slots` slots; the text of the new ones.
 std::string NaiveEngine::Grow(NaiveRequest* r, int64_t slots) {
   std::vector<int> taken;
-  while (static_cast<int64_t>(r->table.size()) < (slots + o_.block_size - 1) / o_.block_size) {
+  while (static_cast<int64_t>(r->table.size()) < BlocksOf(slots)) {
     taken.push_back(Take());
     r->table.push_back(taken.back());
   }

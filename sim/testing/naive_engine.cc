@@ -12,18 +12,16 @@
 namespace kvblocks::sim {
 namespace {
 
-int64_t Ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-bool Before(const NaiveRequest* a, const NaiveRequest* b) {
-  return std::tie(a->priority, a->arrival, a->row) < std::tie(b->priority, b->arrival, b->row);
-}
-
 template <typename List>
 void Drop(List& list, NaiveRequest* r) {
   list.erase(std::remove(list.begin(), list.end(), r), list.end());
 }
 
 }  // namespace
+
+bool IsMoreUrgent(const NaiveRequest* a, const NaiveRequest* b) {
+  return std::tie(a->priority, a->arrival, a->row) < std::tie(b->priority, b->arrival, b->row);
+}
 
 SimulationConfig NaiveOptions::ForReplay() const {
   SimulationConfig config = Replay().config;
@@ -269,8 +267,8 @@ void NaiveEngine::Leave(NaiveRequest* r) {
   Drop(holding_, r);
   r->ended = true;
   const auto script = o_.script.find(r->row);
-  const bool has_all = static_cast<int64_t>(r->tokens.size()) >=
-                       std::min(r->prompt + r->output, o_.max_len);
+  const bool has_all =
+      static_cast<int64_t>(r->tokens.size()) >= std::min(r->prompt + r->output, o_.max_len);
   if (r->loading) {
     kept_.push_back({r->load_end, r->load_number, true, r->table});
   } else if (has_all && script != o_.script.end() && script->second.hold > 0) {
@@ -313,8 +311,7 @@ int64_t NaiveEngine::ToCome(const NaiveRequest& r) const {
 // --- One step ---
 
 int64_t NaiveEngine::LongestPart() const {
-  const auto count =
-      static_cast<int64_t>(running_.size() + waiting_.size() + holding_.size());
+  const auto count = static_cast<int64_t>(running_.size() + waiting_.size() + holding_.size());
   if (o_.long_prefill_token_threshold == 0 || (o_.as_in_033 && count <= 1)) return o_.max_len;
   return o_.adaptive_prefill_threshold
              ? std::max(o_.long_prefill_token_threshold,
@@ -389,10 +386,11 @@ void NaiveEngine::WalkRunning() {
     if (tokens <= 0) continue;
     const int64_t slots = std::min(computed + tokens + o_.num_lookahead_tokens, o_.max_len);
     bool is_victim = false;
-    while (!is_victim && Ceil(slots, o_.block_size) - static_cast<int64_t>(r->table.size()) >
+    while (!is_victim && BlocksOf(slots) - static_cast<int64_t>(r->table.size()) >
                              static_cast<int64_t>(free_.size())) {
-      const auto victim = by_priority() ? std::max_element(running_.begin(), running_.end(), Before)
-                                      : running_.end() - 1;
+      const auto victim = by_priority()
+                              ? std::max_element(running_.begin(), running_.end(), IsMoreUrgent)
+                              : running_.end() - 1;
       is_victim = *victim == r;
       const bool had_part = std::any_of(step_.begin(), step_.end(),
                                         [&](const Entry& e) { return e.request == *victim; });
@@ -504,11 +502,10 @@ void NaiveEngine::Admit(size_t num_walked) {
       continue;
     }
     const auto need = [&](int64_t slots) {
-      return std::max<int64_t>(Ceil(slots, o_.block_size) - static_cast<int64_t>(hits.size()), 0) +
+      return std::max<int64_t>(BlocksOf(slots) - static_cast<int64_t>(hits.size()), 0) +
              EncoderBlocks(*r) + idle_hits;
     };
-    const int64_t spare =
-        static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
+    const int64_t spare = Spare();
     const int64_t slots = std::min(computed + tokens + o_.num_lookahead_tokens, o_.max_len);
     if (o_.reserve_full_isl && need(std::min(n, o_.max_len)) > spare) break;
     if (need(slots) > spare) break;
@@ -518,12 +515,7 @@ void NaiveEngine::Admit(size_t num_walked) {
     running_.push_back(r);
     r->admitted = true;
     r->deferred = false;
-    for (int id : hits) {
-      if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
-      ++uses_[id];
-      num_retained_hits_ += static_cast<int64_t>(retained_.count(id));
-    }
-    r->table = hits;
+    TakeHits(r, hits);
     r->settled = computed;
     if (offer.tokens > 0) Grow(r, computed);
     encoder_slots_ -= r->encoder;

@@ -69,6 +69,9 @@ struct NaiveRequest {
   ReplayRequest ForReplay() const;
 };
 
+// By priority, then by arrival.
+bool IsMoreUrgent(const NaiveRequest* a, const NaiveRequest* b);
+
 class NaiveEngine {
  public:
   explicit NaiveEngine(const NaiveOptions& options);
@@ -155,6 +158,12 @@ class NaiveEngine {
   int64_t ToCome(const NaiveRequest& r) const;
 
   Key KeyOf(const NaiveRequest& r, int64_t block) const;
+  int64_t BlocksOf(int64_t tokens) const { return (tokens + o_.block_size - 1) / o_.block_size; }
+  // Free blocks above the watermark, which holds while somebody runs.
+  int64_t Spare() const {
+    return static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
+  }
+  void TakeHits(NaiveRequest* r, const std::vector<int>& hits);
   int Take();
   std::deque<int>::iterator Unretained();
   void Retain(const NaiveRequest& r);

@@ -99,7 +99,7 @@ int64_t NaiveEngine::LongestBlocks(const NaiveRequest& r) const {
   const int64_t longest = r.prompt + r.output;
   const int64_t reach = std::max(
       longest, longest - 1 + (o_.async ? 2 : 1) * o_.num_draft_tokens + o_.num_lookahead_tokens);
-  return (std::min(reach, o_.max_len) + o_.block_size - 1) / o_.block_size + EncoderBlocks(r);
+  return BlocksOf(std::min(reach, o_.max_len)) + EncoderBlocks(r);
 }
 
 bool NaiveEngine::HasReserve(const NaiveRequest& r) const {
@@ -133,7 +133,7 @@ int64_t NaiveEngine::StillNeeds(const NaiveRequest& r) const {
   auto slots = static_cast<int64_t>(r.tokens.size());
   if (o_.num_draft_tokens > 0) slots += 1 + o_.num_draft_tokens + o_.num_lookahead_tokens;
   slots = std::min(slots, o_.max_len);
-  const int64_t blocks = (slots + o_.block_size - 1) / o_.block_size;
+  const int64_t blocks = BlocksOf(slots);
   return std::max<int64_t>(blocks - static_cast<int64_t>(r.table.size()), 0);
 }
 
@@ -143,18 +143,14 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   const auto num_hits = static_cast<int64_t>(hits.size());
   const int64_t computed = num_hits * o_.block_size + offer.tokens;
   const auto need = [&](int64_t slots) {
-    return std::max<int64_t>((slots + o_.block_size - 1) / o_.block_size - num_hits, 0) + idle_hits;
+    return std::max<int64_t>(BlocksOf(slots) - num_hits, 0) + idle_hits;
   };
-  const int64_t spare =
-      static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
+  const int64_t spare = Spare();
   int64_t reserved = 0;
   if (o_.num_draft_tokens > 0) {
-    reserved +=
-        (1 + o_.num_draft_tokens + o_.num_lookahead_tokens + o_.block_size - 1) / o_.block_size;
+    reserved += BlocksOf(1 + o_.num_draft_tokens + o_.num_lookahead_tokens);
   }
-  for (const auto* list : {&holding_}) {
-    for (const NaiveRequest* other : *list) reserved += StillNeeds(*other);
-  }
+  for (const NaiveRequest* other : holding_) reserved += StillNeeds(*other);
   for (const NaiveRequest* other : running_) {
     if (other->prefilling) reserved += StillNeeds(*other);
   }
@@ -163,12 +159,7 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
 
   waiting_.pop_front();
   r->deferred = true;
-  for (int id : hits) {
-    if (references_[id]++ == 0) free_.erase(std::find(free_.begin(), free_.end(), id));
-    ++uses_[id];
-    num_retained_hits_ += static_cast<int64_t>(retained_.count(id));
-  }
-  r->table = hits;
+  TakeHits(r, hits);
   Grow(r, computed);
   ++r->loads;
   r->loading = r->unsettled = r->prefilling = true;
@@ -181,14 +172,10 @@ bool NaiveEngine::Load(NaiveRequest* r, const std::vector<int>& hits, const Offe
   num_external_ += offer.tokens;
   holding_.push_back(r);
   if (by_priority()) {
-    std::stable_sort(holding_.begin(), holding_.end(),
-                     [](const NaiveRequest* a, const NaiveRequest* b) {
-                       return std::tie(a->priority, a->arrival, a->row) <
-                              std::tie(b->priority, b->arrival, b->row);
-                     });
+    std::stable_sort(holding_.begin(), holding_.end(), IsMoreUrgent);
   }
-  loaded_.push_back(absl::StrCat(
-      r->id, " ", num_hits > 0 ? absl::StrCat("h", r->load_hits) : "", "+", offer.tokens));
+  loaded_.push_back(absl::StrCat(r->id, " ", num_hits > 0 ? absl::StrCat("h", r->load_hits) : "",
+                                 "+", offer.tokens));
   return true;
 }
 
@@ -266,9 +253,8 @@ bool NaiveEngine::AdmitHolding(size_t num_walked) {
     if (tokens == 0) return false;
     const int64_t slots = std::min(r->settled + tokens + o_.num_lookahead_tokens, o_.max_len);
     const auto held = static_cast<int64_t>(r->table.size());
-    const auto blocks = [&](int64_t s) { return (s + o_.block_size - 1) / o_.block_size - held; };
-    const int64_t spare =
-        static_cast<int64_t>(free_.size()) - (running_.empty() ? 0 : o_.watermark_blocks);
+    const auto blocks = [&](int64_t s) { return BlocksOf(s) - held; };
+    const int64_t spare = Spare();
     const bool fits =
         std::max<int64_t>(blocks(slots), 0) <= spare &&
         (!o_.reserve_full_isl || std::max<int64_t>(blocks(std::min(n, o_.max_len)), 0) <= spare);

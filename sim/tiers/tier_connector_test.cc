@@ -3,13 +3,13 @@
 
 #include "sim/tiers/tier_connector.h"
 
+#include <random>
 #include <string>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "offload/tier.h"
-#include "sim/testing/draw.h"
 #include "sim/testing/replay.h"
 
 namespace kvblocks::sim {
@@ -294,7 +294,10 @@ TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
 // Whatever comes together - aborts, preemptions, loads of three kinds, some of which fail, windows
 // beside full attention - every request ends and no block or slot stays behind.
 TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
-  Draw draw(0, 0);
+  std::mt19937_64 random(1);
+  const auto draw = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
   constexpr const char* kTiers[] = {
       "host:9chunks:read=300B/s", "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
       "host:12chunks:read=500B/s:latency=500ms:store=on-evict",
@@ -302,23 +305,23 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
       "host:10chunks:read=2kB/s:store=on-second-use:prompt-only:policy=arc"};
   int64_t num_loads = 0, num_preemptions = 0, num_aborted = 0, num_lost = 0, num_failed = 0;
   for (int round = 0; round < 200; ++round) {
-    const auto mode = static_cast<LoadMode>(draw(0, 2));
-    const bool has_window = draw(0, 2) == 0;
-    TierReplay replay(
-        kTiers[round % 5], (has_window ? 20 : 10) + draw(0, 11), mode, draw(0, 2) == 0,
-        {mode == LoadMode::kAsync ? 0.4 : 0, static_cast<uint64_t>(round)}, has_window);
-    if (draw(0, 2) == 0) replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
-    if (draw(0, 1) == 0) replay.config.scheduler.policy = SchedulingPolicy::kPriority;
-    replay.config.scheduler.async = draw(0, 1) == 0;
-    replay.config.scheduler.max_num_batched_tokens = 8 + draw(0, 39);
+    const auto mode = static_cast<LoadMode>(draw(3));
+    const bool has_window = draw(3) == 0;
+    TierReplay replay(kTiers[round % 5], (has_window ? 20 : 10) + draw(12), mode, draw(3) == 0,
+                      {mode == LoadMode::kAsync ? 0.4 : 0, static_cast<uint64_t>(round)},
+                      has_window);
+    if (draw(3) == 0) replay.config.scheduler.load_failure_policy = LoadFailurePolicy::kFail;
+    if (draw(2) == 0) replay.config.scheduler.policy = SchedulingPolicy::kPriority;
+    replay.config.scheduler.async = draw(2) == 0;
+    replay.config.scheduler.max_num_batched_tokens = 8 + draw(40);
     for (int i = 0; i < 25; ++i) {
       replay.Add({.id = std::to_string(i),
-                  .prompt = 1 + draw(0, 27),
-                  .output = 1 + draw(0, 9),
-                  .at = static_cast<double>(draw(0, 59)),
-                  .priority = static_cast<int32_t>(draw(0, 2)),
-                  .content = Document(28, draw(0, 3) * 100),
-                  .abort_after = draw(0, 4) == 0 ? 1.0 + static_cast<double>(draw(0, 4)) : 0});
+                  .prompt = 1 + draw(28),
+                  .output = 1 + draw(10),
+                  .at = static_cast<double>(draw(60)),
+                  .priority = static_cast<int32_t>(draw(3)),
+                  .content = Document(28, draw(4) * 100),
+                  .abort_after = draw(5) == 0 ? 1.0 + static_cast<double>(draw(5)) : 0});
     }
     const absl::Status status = replay.Run();
     ASSERT_TRUE(status.ok()) << status << " in round " << round;
@@ -346,17 +349,19 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
 // pool hits what it hits without a tier, and both together what a pool of the tier's size hits,
 // which has one block more: that of a prompt's end, which nobody can hit.
 TEST(TierConnectorTest, AnInclusiveTierHitsWhatAPoolOfItsSizeHits) {
-  Draw draw(7);
+  std::mt19937_64 random(7);
   for (int round = 0; round < 60; ++round) {
-    const int64_t first = 9 + draw(0, 9);
-    const int64_t second = first + draw(0, 29);
+    const int64_t first = 9 + static_cast<int64_t>(random() % 10);
+    const int64_t second = first + static_cast<int64_t>(random() % 30);
     std::vector<ReplayRequest> requests;
     for (int i = 0; i < 60; ++i) {
-      ReplayRequest request{
-          .id = std::to_string(i), .prompt = 1 + 4 * draw(0, 7), .output = 1, .at = i * 10.0};
-      int64_t path = draw(0, 1);
+      ReplayRequest request{.id = std::to_string(i),
+                            .prompt = 1 + 4 * static_cast<int64_t>(random() % 8),
+                            .output = 1,
+                            .at = i * 10.0};
+      int64_t path = static_cast<int64_t>(random() % 2);
       for (int64_t t = 0; t < request.prompt; ++t) {
-        if (t % 4 == 0) path = 3 * path + draw(0, 1);
+        if (t % 4 == 0) path = 3 * path + static_cast<int64_t>(random() % 2);
         request.content.push_back(100 * path + t % 4);
       }
       requests.push_back(request);
