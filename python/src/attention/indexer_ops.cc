@@ -10,7 +10,7 @@ void BindIndexerOps(nb::module_& module) {
   const auto planar = KVBLOCKS_AT(cache.planar_block_size);
   {
     using A = attention::CacheIndexKeysArgs;
-    BindOp<A>(module, "cache_index_keys", "None",
+    BindOp<A>(module, "cache_index_keys",
               R"(Stores keys of a sparse-attention indexer.
 
 k [T, Di]; slot_mapping int64 [n], n <= T, below 0 is skipped; cache [NB, BS, Di] of floats, or with
@@ -24,7 +24,7 @@ per row. power_of_two_scales: those scales are rounded up to powers of two.)",
   {
     using A = attention::IndexTopkArgs;
     BindOp<A>(
-        module, "index_topk", "None",
+        module, "index_topk",
         R"(The rows of an indexer's cache that each token reads: the K with the largest sum of w_h *
 max(0, q_h . k).
 
@@ -35,7 +35,6 @@ has `ratio` tokens -> indices int32 [T, K], ascending, -1 behind the chosen ones
 as_slots: indices are slots, as sparse_mla_decode takes them; otherwise rows of the request.)",
         [](OpCall& call, const A& a) {
           call.Run(a, static_cast<double>(a.q.num_elements()) * static_cast<double>(a.max_seq_len));
-          return nb::object(nb::none());
         },
         Parameters(In("q", &A::q), In("weights", &A::weights), In("cache", rows),
                    In("query_start_loc", &A::query_start_loc), In("seq_lens", &A::seq_lens),
@@ -48,7 +47,7 @@ as_slots: indices are slots, as sparse_mla_decode takes them; otherwise rows of 
   {
     using A = attention::CompressTokensArgs;
     BindOp<A>(
-        module, "compress_tokens", "None",
+        module, "compress_tokens",
         R"(DeepSeek V4's compressor: stores the states of new tokens, and combines those of each row
 that they complete.
 

@@ -7,7 +7,7 @@ namespace kvblocks::python {
 
 namespace {
 
-nb::object RunMergeStates(OpCall& call, attention::MergeStatesArgs& args) {
+AnyObject RunMergeStates(OpCall& call, attention::MergeStatesArgs& args) {
   call.NeedOutIf(args.out_scale > 0, "out_scale give an array of float8");
   return call.RunInto(args, &args,
                       {Extent(args.outs, 1), Extent(args.outs, 2), Extent(args.outs, 3)},
@@ -19,7 +19,7 @@ nb::object RunMergeStates(OpCall& call, attention::MergeStatesArgs& args) {
 void BindStateOps(nb::module_& module) {
   {
     using A = attention::MergeStatesArgs;
-    BindOp<A>(module, "merge_states", "Any",
+    BindOp<A>(module, "merge_states",
               R"(One state of attention from n, each over other keys.
 
 outs [n, T, H, Dv] and lses float32 [n, T, H]. Rows at or past tokens_with_context (if it is not
@@ -35,7 +35,7 @@ outs. Returns out [T, H, Dv], or (out, lse [T, H]).)",
   {
     using A = attention::ReduceSplitsArgs;
     BindOp<A>(
-        module, "reduce_splits", "None",
+        module, "reduce_splits",
         R"(The partitions of paged_decode_partial as out [R, H, Dv] and lse float32 [R, H]; sinks
 float32 [H] count here.)",
         Elements(&A::tmp_out),
