@@ -5,80 +5,26 @@
 #include <cmath>
 #include <fstream>
 #include <numbers>
+#include <optional>
 #include <sstream>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "checks/status_macros.h"
-#include "simdjson.h"
+#include "specs/catalogue/config_fields.h"
 
 namespace kvblocks::engine {
 namespace {
-
-namespace dom = simdjson::dom;
 
 constexpr std::array kFamilies = {"llama",       "mistral",     "qwen2",        "qwen3",
                                   "gemma2",      "gemma3",      "qwen3_moe",    "gpt_oss",
                                   "deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4"};
 
-// One object of the configuration; null counts as absent, and the first problem stays.
-class Fields {
- public:
-  Fields() : is_empty_(true) {}
-  explicit Fields(const dom::object& object) : object_(object) {}
-
-  // Without it: one without fields.
-  Fields Object(std::string_view field) const {
-    dom::object inner;
-    return is_empty_ || object_.at_key(field).get(inner) ? Fields() : Fields(inner);
-  }
-  bool is_empty() const { return is_empty_; }
-  bool Has(std::string_view field) const {
-    dom::element element;
-    return !is_empty_ && !object_.at_key(field).get(element) && !element.is_null();
-  }
-  double Number(std::string_view field, double low, double high, double fallback) {
-    if (!Has(field)) return fallback;
-    double value = 0;
-    if (!object_.at_key(field).get(value) && value >= low && value <= high) return value;
-    Refuse(field, absl::StrCat("a number from ", low, " to ", high));
-    return fallback;
-  }
-  bool Bool(std::string_view field, bool fallback) {
-    bool value = fallback;
-    if (Has(field) && object_.at_key(field).get(value)) Refuse(field, "true or false");
-    return value;
-  }
-  std::string Word(std::string_view field, const std::vector<std::string>& words) {
-    std::string_view value = words.front();
-    if (Has(field) && object_.at_key(field).get(value)) value = "";
-    if (std::find(words.begin(), words.end(), value) != words.end()) return std::string(value);
-    Refuse(field, absl::StrCat("one of ", absl::StrJoin(words, ", ")));
-    return words.front();
-  }
-  void Take(const absl::Status& status) { status_.Update(status); }
-  const absl::Status& status() const { return status_; }
-
- private:
-  void Refuse(std::string_view field, const std::string& expected) {
-    dom::element element;
-    const std::string got =
-        object_.at_key(field).get(element) ? "nothing" : simdjson::minify(element);
-    status_.Update(absl::InvalidArgumentError(
-        absl::StrCat(std::string(field), ": got ", got.substr(0, 60), ", expected ", expected)));
-  }
-
-  dom::object object_;
-  bool is_empty_ = false;
-  absl::Status status_;
-};
-
 // Positions that were trained, stretched by `factor`: all of them (linear), by their wavelength
 // (llama3), or by how often a pair turns (yarn).
-void Stretch(const std::string& type, Fields& fields, double theta, Rotary& rotary) {
+void Stretch(const std::string& type, ConfigFields& fields, double theta, Rotary& rotary) {
   rotary.theta = 0;
   const double factor = fields.Number("factor", 1, 1e6, 1);
   const double trained = fields.Number("original_max_position_embeddings", 1, 1e9, 8192);
@@ -119,11 +65,15 @@ void Stretch(const std::string& type, Fields& fields, double theta, Rotary& rota
 }
 
 // The object that says how far positions turn: `rope_parameters`, which may have one per kind of
-// layer, or `rope_scaling` beside the base.
-Fields RotaryFields(const Fields& fields, const char* kind) {
-  const Fields all = fields.Object("rope_parameters"), own = all.Object(kind);
-  if (all.is_empty()) return fields.Object("rope_scaling");
-  return own.is_empty() ? all : own;
+// layer, or `rope_scaling` beside the base. Without it: one without fields.
+ConfigFields RotaryFields(const ConfigFields& fields, const char* kind) {
+  std::optional<ConfigFields> own = fields.Object("rope_parameters");
+  if (!own) {
+    own = fields.Object("rope_scaling");
+  } else if (std::optional<ConfigFields> of_kind = own->Object(kind)) {
+    own = std::move(of_kind);
+  }
+  return own ? *std::move(own) : ConfigFields::Parse("{}").value();
 }
 
 Rotary MakeRotary(int64_t size, double theta) {
@@ -135,29 +85,29 @@ Rotary MakeRotary(int64_t size, double theta) {
   return rotary;
 }
 
-Rotary ReadRotary(Fields& fields, const char* kind, int64_t size, double base) {
-  Fields own = RotaryFields(fields, kind);
+Rotary ReadRotary(ConfigFields& fields, const char* kind, int64_t size, double base) {
+  ConfigFields own = RotaryFields(fields, kind);
   const double theta = own.Number("rope_theta", 1.001, 1e12, base);
   const bool is_old = own.Has("type") && !own.Has("rope_type");
   const std::string type =
       own.Word(is_old ? "type" : "rope_type", {"default", "linear", "llama3", "yarn"});
   Rotary rotary = MakeRotary(size, theta);
   if (type != "default") Stretch(type, own, theta, rotary);
-  fields.Take(own.status());
+  fields.Refuse(own.status());
   return rotary;
 }
 
 // DeepSeek's scores grow with the stretch.
-double LatentScale(Fields& fields, const LatentFacts& latent) {
+double LatentScale(ConfigFields& fields, const LatentFacts& latent) {
   const auto size = static_cast<double>(latent.qk_nope_head_dim + latent.qk_rope_head_dim);
-  Fields own = RotaryFields(fields, "full_attention");
+  ConfigFields own = RotaryFields(fields, "full_attention");
   const double factor = own.Number("factor", 1, 1e6, 1);
   const double share = own.Number("mscale_all_dim", 0, 1e3, 0);
   const double magnitude = 0.1 * share * std::log(factor) + 1;
   return magnitude * magnitude / std::sqrt(size);
 }
 
-void ReadRouting(Fields& fields, ModelConfig& config) {
+void ReadRouting(ConfigFields& fields, ModelConfig& config) {
   const ExpertFacts& experts = *config.facts.experts;
   Routing& routing = config.routing;
   routing.per_token = experts.experts_per_token;
@@ -168,7 +118,7 @@ void ReadRouting(Fields& fields, ModelConfig& config) {
   if (config.facts.family == "qwen3_moe") {
     routing.sums_to_one = fields.Bool("norm_topk_prob", false);
     if (experts.num_layers == config.facts.num_layers()) return;
-    return fields.Take(absl::InvalidArgumentError(
+    return fields.Refuse(absl::InvalidArgumentError(
         absl::StrCat("decoder_sparse_step, mlp_only_layers: got experts in ", experts.num_layers,
                      " of ", config.facts.num_layers(), " layers, expected them in all")));
   }
@@ -201,13 +151,13 @@ void ReadRouting(Fields& fields, ModelConfig& config) {
   routing.top_groups = whole("topk_group", 1, routing.num_groups, 1);
   if (experts.num_experts % routing.num_groups != 0 ||
       routing.per_token > experts.num_experts / routing.num_groups * routing.top_groups) {
-    fields.Take(absl::InvalidArgumentError(absl::StrCat(
+    fields.Refuse(absl::InvalidArgumentError(absl::StrCat(
         "n_group: got ", routing.num_groups, ", expected a divisor of ", experts.num_experts,
         " experts, and ", routing.per_token, " of them in ", routing.top_groups, " groups")));
   }
 }
 
-void ReadArchitecture(Fields& fields, ModelConfig& config) {
+void ReadArchitecture(ConfigFields& fields, ModelConfig& config) {
   const ModelFacts& facts = config.facts;
   const bool is_oss = facts.family == "gpt_oss";
   config.is_gemma = facts.family == "gemma2" || facts.family == "gemma3";
@@ -246,7 +196,7 @@ void ReadArchitecture(Fields& fields, ModelConfig& config) {
     if (!facts.experts || c.q_lora_rank == 0 || c.o_lora_rank == 0 || c.o_groups == 0 ||
         facts.num_heads * facts.head_size % c.o_groups != 0 || rotary_size == 0 ||
         rotary_size % 2 != 0 || (facts.indexer && facts.indexer->head_dim < rotary_size)) {
-      return fields.Take(absl::InvalidArgumentError(
+      return fields.Refuse(absl::InvalidArgumentError(
           "n_routed_experts, q_lora_rank, o_lora_rank, o_groups, qk_rope_head_dim: got none of "
           "one, or what does not divide heads, expected those of DeepSeek V4"));
     }
@@ -287,14 +237,8 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& path) {
         absl::StrCat(path, ": model_type: got the family ", config.facts.family,
                      ", expected one that the engine runs: ", absl::StrJoin(kFamilies, ", ")));
   }
-  dom::parser parser;
-  dom::object object;
-  if (parser.parse(text).get(object)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": expected one JSON object"));
-  }
-  Fields whole(object);
-  const Fields text_model = whole.Object("text_config");
-  Fields fields = text_model.is_empty() ? whole : text_model;
+  KVBLOCKS_ASSIGN_OR_RETURN(ConfigFields fields, ConfigFields::Parse(text));
+  fields.Enter("text_config");
   ReadArchitecture(fields, config);
   if (!fields.status().ok()) {
     return absl::InvalidArgumentError(absl::StrCat(path, ": ", fields.status().message()));

@@ -100,10 +100,9 @@ absl::Status ModelRunner::AddSparseCaches(const attention::LayerConfig& config, 
   const LayerMemory* const states = find(sparse.names.index_states);
   KVBLOCKS_RETURN_IF_ERROR(status);
   if (MetadataOf(*states) != layer.states) {
-    return absl::UnimplementedError(
-        absl::StrCat(config.name,
-                     ": the states of its compressors have blocks of other numbers; use the "
-                     "slab layout"));
+    return absl::UnimplementedError(absl::StrCat(
+        config.name,
+        ": the states of its compressors have blocks of other numbers; use the slab layout"));
   }
   layer.sparse.index_compressor.states = states->rows;
   return absl::OkStatus();

@@ -86,48 +86,37 @@ class ServeCommand {
       : serve_(std::move(serve)), input_(options) {
     const char* const kModel = "Model";
     const char* const kText = "Text";
+    const auto number = [&](const char* name, const char* unit, const char* group, const char* help,
+                            auto low, decltype(low) high, decltype(low)* value,
+                            const char* needs = "") {
+      options->Add({.name = name, .unit = unit, .help = help, .group = group, .needs = needs}, low,
+                   high, value);
+    };
     const auto file = [&](const char* name, const char* group, sim::FileUse use, const char* help,
                           std::string* path) {
       options->Add({.name = name, .unit = "FILE", .help = help, .group = group, .file = use}, path);
     };
     using enum sim::FileUse;
-    options->Add({.name = "--temperature",
-                  .unit = "T",
-                  .help = "of sampling; 0: the likeliest token [0]",
-                  .group = kModel},
-                 0.0, 100.0, &temperature_);
-    options->Add({.name = "--sampling-seed",
-                  .unit = "N",
-                  .help = "of sampling [0]",
-                  .group = kModel,
-                  .needs = "--temperature"},
-                 0, INT64_MAX, &seed_);
-    options->Add({.name = "--threads",
-                  .unit = "N",
-                  .help = "of matrix products and attention; 0: one per processor [0]",
-                  .group = kModel},
-                 0, 1024, &threads_);
+    number("--temperature", "T", kModel, "of sampling; 0: the likeliest token [0]", 0.0, 100.0,
+           &temperature_);
+    number("--sampling-seed", "N", kModel, "of sampling [0]", int64_t{0}, INT64_MAX, &seed_,
+           "--temperature");
+    number("--threads", "N", kModel, "of matrix products and attention; 0: one per processor [0]",
+           int64_t{0}, 1024, &threads_);
     file("--requests", kModel, kRead,
          "what single requests ask of attention: JSON lines with a request_id and documents, mask, "
          "chunks or keep",
          &requests_);
-    options->Add({.name = "--blend-ratio",
-                  .unit = "R",
-                  .help = "of the tokens of blended chunks, to be computed again [0.16]",
-                  .group = kModel,
-                  .needs = "--requests"},
-                 0.0, 1.0, &blend_ratio_);
+    number("--blend-ratio", "R", kModel,
+           "of the tokens of blended chunks, to be computed again [0.16]", 0.0, 1.0, &blend_ratio_,
+           "--requests");
     options->AddRepeated({.name = "--prompt-text",
                           .unit = "TEXT",
                           .help = "a prompt, in place of a trace; may be given several times",
                           .group = kText},
                          &prompts_);
-    options->Add({.name = "--max-tokens",
-                  .unit = "N",
-                  .help = "of each answer to it [16]",
-                  .group = kText,
-                  .needs = "--prompt-text"},
-                 1, sim::kMaxTraceLength, &max_tokens_);
+    number("--max-tokens", "N", kText, "of each answer to it [16]", int64_t{1},
+           sim::kMaxTraceLength, &max_tokens_, "--prompt-text");
     file("--text", kText, kWritten,
          "the answers as text, a JSON line each; - is standard output, also without it for prompts "
          "that are text",

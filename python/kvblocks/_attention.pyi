@@ -28,7 +28,7 @@ class Tensor:
     (torch's resize_ and set_).
     """
 
-    def __init__(self, array: Array, dtype: Any = None) -> None:
+    def __init__(self, array: Array, dtype: Any | None = None) -> None:
         """
         dtype: a name, as numpy and torch have them, or a dtype object. Raises InvalidArgumentError for negative strides, other devices, types that no operation takes, or another element size.
         """
@@ -75,7 +75,7 @@ class KVCache:
     Tensor(array, dtype) gives uint8 memory such a type. A slot is block * BS + offset in the block.
     """
 
-    def __init__(self, k: Array, v: Array | None = None, *, layout: str = "nhd", latent_rank: int | None = None, block_size: int | None = None, row_format: str = "elements", k_scales: Array | None = None, v_scales: Array | None = None) -> None:
+    def __init__(self, k: Array, v: Array | None = None, *, layout: str = 'nhd', latent_rank: int | None = None, block_size: int | None = None, row_format: str = 'elements', k_scales: Array | None = None, v_scales: Array | None = None) -> None:
         """
         row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn),
         "int4_per_token_head" or "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache:
@@ -253,7 +253,7 @@ class SplitPlanner:
     def split_offsets(self) -> list[int]:
         """Of R + 1: ranges of request b are [b] to [b + 1]."""
 
-def reshape_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, *, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def reshape_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, *, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     Stores the keys and values of new tokens.
 
@@ -262,7 +262,7 @@ def reshape_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, *
     k_scale and v_scale being float32 of one element or [Hkv], or on the host a number.
     """
 
-def concat_and_cache_mla(kv_c: Array, k_pe: Array, slot_mapping: Array, cache: KVCache, *, scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def concat_and_cache_mla(kv_c: Array, k_pe: Array, slot_mapping: Array, cache: KVCache, *, scale: Array | float | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     Stores rows of a latent cache.
 
@@ -271,7 +271,7 @@ def concat_and_cache_mla(kv_c: Array, k_pe: Array, slot_mapping: Array, cache: K
     on the host a number.
     """
 
-def compute_kv_scales(k: Array, v: Array, k_scale: Array, v_scale: Array, *, q: Array | None = None, q_scale: Array | None = None, k_divisor: float = 200.0, v_divisor: float = 100.0, q_divisor: float = 200.0, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def compute_kv_scales(k: Array, v: Array, k_scale: Array, v_scale: Array, *, q: Array | None = None, q_scale: Array | None = None, k_divisor: float = 200.0, v_divisor: float = 100.0, q_divisor: float = 200.0, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     The scales of a cache in codes: the largest magnitude / divisor.
 
@@ -280,7 +280,7 @@ def compute_kv_scales(k: Array, v: Array, k_scale: Array, v_scale: Array, *, q: 
     caches use divisors of 127.
     """
 
-def scale_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, k_scale: Array, v_scale: Array, *, q: Array | None = None, q_scale: Array | None = None, k_divisor: float = 200.0, v_divisor: float = 100.0, q_divisor: float = 200.0, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def scale_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, k_scale: Array, v_scale: Array, *, q: Array | None = None, q_scale: Array | None = None, k_divisor: float = 200.0, v_divisor: float = 100.0, q_divisor: float = 200.0, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     compute_kv_scales, then reshape_and_cache by these scales, in one call: bit for bit the
     same.
@@ -290,7 +290,7 @@ def scale_and_cache(k: Array, v: Array, slot_mapping: Array, cache: KVCache, k_s
     given scales. Without tokens nothing changes.
     """
 
-def quantize_queries(q: Array, codes: Array, *, scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def quantize_queries(q: Array, codes: Array, *, scale: Array | float | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     Codes of queries, for operations that take a q_scale.
 
@@ -298,7 +298,7 @@ def quantize_queries(q: Array, codes: Array, *, scale: Array | float | None = No
     way. scale: float32 of one element, or on the host a number; None is 1.
     """
 
-def gather_cache(cache: KVCache, block_table: Array, seq_lens: Array, lengths: Array, out: Array, out_v: Array | None = None, *, row_offset: int = 0, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def gather_cache(cache: KVCache, block_table: Array, seq_lens: Array, lengths: Array, out: Array, out_v: Array | None = None, *, row_offset: int = 0, k_scale: Array | float | None = None, v_scale: Array | float | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     Copies the last lengths[b] tokens of each request out of the cache, dequantised.
 
@@ -306,7 +306,7 @@ def gather_cache(cache: KVCache, block_table: Array, seq_lens: Array, lengths: A
     M, Hkv, Dv], or of a latent cache out [R, M, key_dim]; rows from row_offset on.
     """
 
-def rotate_keys(keys: Array, positions: Array, *, from_positions: Array | None = None, theta: float = 10000.0, rotary_dim: int = 0, interleaved: bool = False, out: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def rotate_keys(keys: Array, positions: Array, *, from_positions: Array | None = None, theta: float = 10000.0, rotary_dim: int = 0, interleaved: bool = False, out: Array | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Rotary embedding of keys [n, Hkv, D] by positions, int32 or int64 [n]; returns out.
 
@@ -315,7 +315,7 @@ def rotate_keys(keys: Array, positions: Array, *, from_positions: Array | None =
     1. out may be keys.
     """
 
-def select_hkvd(v_new: Array, v_old: Array, imp: Array, *, ratio: float = 0.16, suffix_len: int = 1, diffs: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def select_hkvd(v_new: Array, v_old: Array, imp: Array, *, ratio: float = 0.16, suffix_len: int = 1, diffs: Array | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     CacheBlend's choice of tokens to compute anew: those whose values deviate most, then the
     suffix.
@@ -329,14 +329,14 @@ def hkvd_count(num_tokens: int, ratio: float = 0.16, suffix_len: int = 1) -> int
     How many of num_tokens tokens select_hkvd chooses, the suffix included.
     """
 
-def fuse_kv(imp: Array, k_new: Array, v_new: Array, k_old: Array, v_old: Array, *, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def fuse_kv(imp: Array, k_new: Array, v_new: Array, k_old: Array, v_old: Array, *, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     old[imp[r]] = new[r] for keys and values.
 
     imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].
     """
 
-def gather_rows(rows: Array, index: Array, out: Array | None = None, *, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def gather_rows(rows: Array, index: Array, out: Array | None = None, *, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     out[r] = rows[index[r]], bit by bit; returns out.
 
@@ -388,7 +388,7 @@ class DecodePlan:
     @property
     def memory(self) -> Any: ...
 
-def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int, out: Array, window_left: int = -1, split_tokens: int | None = None, num_splits: int | None = None, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int, out: Array, window_left: int = -1, split_tokens: int | None = None, num_splits: int | None = None, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     Makes the plan of a step on CUDA: one launch, for layers that decode these shapes.
 
@@ -396,7 +396,7 @@ def plan_decode(plan: DecodePlan, q: Array, cache: KVCache, block_table: Array, 
     not written.
     """
 
-def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | SplitPlanner | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, *, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, split_tokens: int | None = None, num_splits: int | None = None, plan: DecodePlan | SplitPlanner | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One new token per request, its key already in the cache.
 
@@ -410,7 +410,7 @@ def paged_decode(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, 
     other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse [R, H]).
     """
 
-def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Any number of new tokens per request, whose keys are already in the cache.
 
@@ -436,7 +436,7 @@ def paged_prefill(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Ar
     threads: on the host. Returns out [T, H, Dv], or (out, lse).
     """
 
-def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, common_prefix_len: int, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, block_table: Array, common_prefix_len: int, *, max_query_len: int | None = None, max_seq_len: int | None = None, scale: float | None = None, soft_cap: float = 0.0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     paged_prefill of requests whose first common_prefix_len keys are the same blocks: read
     once for all.
@@ -445,7 +445,7 @@ def cascade(q: Array, cache: KVCache, query_start_loc: Array, seq_lens: Array, b
     names the blocks.
     """
 
-def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, kv_start_loc: Array | None = None, kv_seq_lens: Array | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, *, kv_start_loc: Array | None = None, kv_seq_lens: Array | None = None, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, chunk: int = 0, alibi_slopes: Array | None = None, sinks: Array | None = None, causal: bool = True, window_right: int = -1, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, mask_rows_are_absolute: bool = False, query_positions: Array | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Attention without a cache, each request to itself: encoders, and prompts from their first
     token.
@@ -455,7 +455,7 @@ def varlen_self_attention(q: Array, k: Array, v: Array, query_start_loc: Array, 
     k_scale and v_scale. The other arguments are those of paged_prefill.
     """
 
-def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens: Array, max_logits: Array, exp_sums: Array, tmp_out: Array, *, max_seq_len: int | None = None, partition_tokens: int = 512, scale: float | None = None, soft_cap: float = 0.0, window_left: int = -1, alibi_slopes: Array | None = None, mask: Array | Mask | None = None, block_sparse: BlockSparse | None = None, k_scale: Array | float | None = None, v_scale: Array | float | None = None, q_scale: Array | float | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     paged_decode cut into partitions of partition_tokens keys (a multiple of the block size),
     for reduce_splits.
@@ -465,7 +465,7 @@ def paged_decode_partial(q: Array, cache: KVCache, block_table: Array, seq_lens:
     0.
     """
 
-def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sinks: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sinks: Array | None = None, out_scale: float = 0.0, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     One state of attention from n, each over other keys.
 
@@ -474,13 +474,13 @@ def merge_states(outs: Array, lses: Array, *, tokens_with_context: int = -1, sin
     outs. Returns out [T, H, Dv], or (out, lse [T, H]).
     """
 
-def reduce_splits(max_logits: Array, exp_sums: Array, tmp_out: Array, out: Array, *, sinks: Array | None = None, lse: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def reduce_splits(max_logits: Array, exp_sums: Array, tmp_out: Array, out: Array, *, sinks: Array | None = None, lse: Array | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     The partitions of paged_decode_partial as out [R, H, Dv] and lse float32 [R, H]; sinks
     float32 [H] count here.
     """
 
-def mla_decode(q_lat: Array, cache: KVCache, block_table: Array | None = None, seq_lens: Array | None = None, *, scale: float, q_pe: Array | None = None, query_start_loc: Array | None = None, kv_start_loc: Array | None = None, max_seq_len: int | None = None, soft_cap: float = 0.0, window_left: int = -1, sinks: Array | None = None, k_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def mla_decode(q_lat: Array, cache: KVCache, block_table: Array | None = None, seq_lens: Array | None = None, *, scale: float, q_pe: Array | None = None, query_start_loc: Array | None = None, kv_start_loc: Array | None = None, max_seq_len: int | None = None, soft_cap: float = 0.0, window_left: int = -1, sinks: Array | None = None, k_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Absorbed MLA over a latent cache of any layout.
 
@@ -491,7 +491,7 @@ def mla_decode(q_lat: Array, cache: KVCache, block_table: Array | None = None, s
     other arguments are those of paged_prefill. Returns out [T, H, R_kv], or (out, lse [T, H]).
     """
 
-def sparse_mla_decode(q: Array, cache: KVCache, indices: Array, *, scale: float, topk_len: Array | None = None, extra_cache: KVCache | None = None, extra_indices: Array | None = None, extra_topk_len: Array | None = None, sinks: Array | None = None, kv_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def sparse_mla_decode(q: Array, cache: KVCache, indices: Array, *, scale: float, topk_len: Array | None = None, extra_cache: KVCache | None = None, extra_indices: Array | None = None, extra_topk_len: Array | None = None, sinks: Array | None = None, kv_scale: Array | float | None = None, out: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     Absorbed MLA to the keys that lists of slots name (DeepSeek V3.2 and V4).
 
@@ -501,7 +501,7 @@ def sparse_mla_decode(q: Array, cache: KVCache, indices: Array, *, scale: float,
     own. Returns out [B, s_q, H, Dv], or (out, lse [B, s_q, H]).
     """
 
-def sparse_mla_prefill(q: Array, kv: Array, indices: Array, *, scale: float, value_dim: int | None = None, topk_len: Array | None = None, sinks: Array | None = None, out: Array | None = None, max_logits: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+def sparse_mla_prefill(q: Array, kv: Array, indices: Array, *, scale: float, value_dim: int | None = None, topk_len: Array | None = None, sinks: Array | None = None, out: Array | None = None, max_logits: Array | None = None, lse: Array | None = None, return_lse: bool = False, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
     """
     The same over contiguous rows.
 
@@ -510,7 +510,7 @@ def sparse_mla_prefill(q: Array, kv: Array, indices: Array, *, scale: float, val
     Returns out, or (out, lse [T, H]).
     """
 
-def compute_slot_mapping(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, block_size: int, *, num_blocks: int = 0, null_block: int = 0, num_null_blocks: int = 1, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def compute_slot_mapping(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, block_size: int, *, num_blocks: int = 0, null_block: int = 0, num_null_blocks: int = 1, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     The slot of each token: block_table[b][p // block_size] * block_size + p % block_size.
 
@@ -519,7 +519,7 @@ def compute_slot_mapping(query_start_loc: Array, positions: Array, block_table: 
     the cache; 0 is unknown. On CUDA all index functions are one launch and read nothing back.
     """
 
-def build_swa_indices(query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, window: int, block_size: int, num_blocks: int = 0, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def build_swa_indices(query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, window: int, block_size: int, num_blocks: int = 0, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     The slots that a window of tokens, the query included, sees, oldest first, then -1.
 
@@ -527,14 +527,14 @@ def build_swa_indices(query_start_loc: Array, seq_lens: Array, block_table: Arra
     int32 [T or more, window], lens int32 [T or more].
     """
 
-def build_compressed_slots(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, *, ratio: int, block_size: int, num_blocks: int = 0, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def build_compressed_slots(query_start_loc: Array, positions: Array, block_table: Array, slot_mapping: Array, *, ratio: int, block_size: int, num_blocks: int = 0, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     The row of a compressed cache that each token completes, or -1.
 
     As compute_slot_mapping, of row p // ratio where (p + 1) % ratio == 0; block_size counts rows.
     """
 
-def build_topk_slots(query_start_loc: Array, indices: Array, block_table: Array, slots: Array, counts: Array, *, block_size: int, num_blocks: int = 0, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def build_topk_slots(query_start_loc: Array, indices: Array, block_table: Array, slots: Array, counts: Array, *, block_size: int, num_blocks: int = 0, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     Rows of a request as slots of the cache: what an indexer chose, as sparse_mla_decode
     takes it.
@@ -543,7 +543,7 @@ def build_topk_slots(query_start_loc: Array, indices: Array, block_table: Array,
     and counts int32 [T or more] of those that are there.
     """
 
-def build_dense_compressed_indices(query_start_loc: Array, positions: Array, indices: Array, lens: Array, *, ratio: int = 128, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def build_dense_compressed_indices(query_start_loc: Array, positions: Array, indices: Array, lens: Array, *, ratio: int = 128, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     All complete rows of each token's context: 0 ... min((p + 1) // ratio, capacity) - 1.
 
@@ -551,7 +551,7 @@ def build_dense_compressed_indices(query_start_loc: Array, positions: Array, ind
     lens int32 [T or more].
     """
 
-def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Array, lens: Array, *, window: int, rows_per_request: int, compressed_rows: int = 0, ratio: int = 1, topk: Array | None = None, stream: Stream = None, workspace: Workspace | None = None) -> None:
+def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Array, lens: Array, *, window: int, rows_per_request: int, compressed_rows: int = 0, ratio: int = 1, topk: Array | None = None, stream: Stream | None = None, workspace: Workspace | None = None) -> None:
     """
     What each token of a prefill reads from a gathered buffer: chosen compressed rows, then
     its window.
@@ -563,7 +563,7 @@ def combine_prefill_indices(query_start_loc: Array, seq_lens: Array, indices: Ar
     topk and with ratio 1 it is a layer with a window only.
     """
 
-def cache_index_keys(k: Array, slot_mapping: Array, cache: Array, *, planar_block_size: int = 0, power_of_two_scales: bool = True, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def cache_index_keys(k: Array, slot_mapping: Array, cache: Array, *, planar_block_size: int = 0, power_of_two_scales: bool = True, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     Stores keys of a sparse-attention indexer.
 
@@ -572,7 +572,7 @@ def cache_index_keys(k: Array, slot_mapping: Array, cache: Array, *, planar_bloc
     per row. power_of_two_scales: those scales are rounded up to powers of two.
     """
 
-def index_topk(q: Array, weights: Array, cache: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, max_seq_len: int | None = None, ratio: int = 1, as_slots: bool = True, planar_block_size: int = 0, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def index_topk(q: Array, weights: Array, cache: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, indices: Array, lens: Array, *, max_seq_len: int | None = None, ratio: int = 1, as_slots: bool = True, planar_block_size: int = 0, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     The rows of an indexer's cache that each token reads: the K with the largest sum of w_h *
     max(0, q_h . k).
@@ -584,7 +584,7 @@ def index_topk(q: Array, weights: Array, cache: Array, query_start_loc: Array, s
     as_slots: indices are slots, as sparse_mla_decode takes them; otherwise rows of the request.
     """
 
-def compress_tokens(kv: Array, score: Array, states: Array, slot_mapping: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, out: Array, *, ratio: int, overlap: bool = True, bias: Array | None = None, norm_weight: Array | None = None, norm_eps: float = 1e-06, cos_sin: Array | None = None, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
+def compress_tokens(kv: Array, score: Array, states: Array, slot_mapping: Array, query_start_loc: Array, seq_lens: Array, block_table: Array, out: Array, *, ratio: int, overlap: bool = True, bias: Array | None = None, norm_weight: Array | None = None, norm_eps: float = 1e-06, cos_sin: Array | None = None, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> None:
     """
     DeepSeek V4's compressor: stores the states of new tokens, and combines those of each row
     that they complete.
@@ -708,7 +708,7 @@ class AttentionMetadataBuilder:
         prefill, however short.
         """
 
-    def build(self, num_computed_tokens: Any, num_scheduled_tokens: Any, block_ids: Any, *, num_prompt_tokens: Any = None, causal: bool = True, num_common_prefix_blocks: Any = None, padded_num_reqs: int = 0, padded_num_tokens: int = 0) -> None:
+    def build(self, num_computed_tokens: Any, num_scheduled_tokens: Any, block_ids: Any, *, num_prompt_tokens: Any | None = None, causal: bool = True, num_common_prefix_blocks: Any | None = None, padded_num_reqs: int = 0, padded_num_tokens: int = 0) -> None:
         """
         One step. What fails leaves the last batch as it was.
 
@@ -739,7 +739,7 @@ class DeviceMetadata:
         device: the number of the CUDA device, which must be the current one. Takes memory there and pinned memory.
         """
 
-    def upload(self, stream: Stream) -> None:
+    def upload(self, stream: Stream | None) -> None:
         """
         Enqueues the copy of the builder's arrays as they are now. None is the legacy default stream. It waits for the copy before the last only.
         """
@@ -760,7 +760,7 @@ class ForwardContext:
 
     def __init__(self) -> None: ...
 
-    def add_layer(self, name: str, cache: KVCache, *, num_heads: int, head_size: int = 0, value_head_size: int = 0, scale: float = 0.0, soft_cap: float = 0.0, window: int = 0, chunk: int = 0, sinks: Array | None = None, alibi_slopes: Array | None = None, shares_cache_of: str = "") -> None:
+    def add_layer(self, name: str, cache: KVCache, *, num_heads: int, head_size: int = 0, value_head_size: int = 0, scale: float = 0.0, soft_cap: float = 0.0, window: int = 0, chunk: int = 0, sinks: Array | None = None, alibi_slopes: Array | None = None, shares_cache_of: str = '') -> None:
         """
         head_size, value_head_size: 0 is the cache's; of a latent cache, whose queries are
         absorbed, head_size is that before absorption and gives the scale. scale: 0 is 1 / sqrt(head_size).
@@ -776,7 +776,7 @@ class ForwardContext:
     def output_shape(self, layer: str, q_shape: Sequence[int]) -> tuple[int, ...]:
         """What a layer makes of q [T, H, D] or [T, H * D]; its type is q's."""
 
-    def unified_attention(self, layer: str, q: Array, k: Array, v: Array, out: Array | None = None, *, stream: Stream = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
+    def unified_attention(self, layer: str, q: Array, k: Array, v: Array, out: Array | None = None, *, stream: Stream | None = None, workspace: Workspace | None = None, threads: ThreadPool | None = None) -> Any:
         """
         Stores k and v of the step's tokens and attends.
 

@@ -604,7 +604,7 @@ class BlockTable:
     def numpy(self) -> NDArray[numpy.int32]:
         """numpy.asarray(self)."""
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]: ...
+    def __array__(self, dtype: Any | None = None, copy: bool | None = None) -> NDArray[Any]: ...
 
     def tolist(self) -> list[int]: ...
 
@@ -990,7 +990,8 @@ class BlockStored:
 class BlockRemoved:
     """One block lost one key."""
 
-    def __init__(self, block_hash: bytes, *, medium: str = 'GPU', group_idx: int = 0, reason: str = 'reused', locality: str | None = None, ownership: str | None = None) -> None: ...
+    def __init__(self, block_hash: bytes, *, medium: str = 'GPU', group_idx: int = 0, reason: str = 'reused', locality: str | None = None, ownership: str | None = None) -> None:
+        """For engines with a cache of their own."""
 
     @property
     def block_hash(self) -> bytes: ...

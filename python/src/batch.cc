@@ -300,7 +300,7 @@ size_t AllocateDecode(PyManager& self, DecodeBatch& batch, int64_t num_new_token
   return Value(done);
 }
 
-void Advance(DecodeBatch& batch, nb::handle token_ids) {
+void Advance(DecodeBatch& batch, Int32Like token_ids) {
   CheckUse(batch.manager());
   const Int32Argument tokens(token_ids, "token_ids");
   if (tokens.values().size() != batch.size()) {
@@ -338,7 +338,6 @@ call of the batch changes it in place. Removing a request moves the last row int
                 DecodeBatch(nb::borrow(manager), nb::cast<PyManager&>(manager), max_requests);
           },
           nb::arg("manager"), nb::arg("max_requests"),
-          nb::sig("def __init__(self, manager: KVCacheManager, max_requests: int) -> None"),
           "Takes 4 bytes per block of max_model_len, request and group, at once.")
       .def(
           "add",
@@ -346,7 +345,7 @@ call of the batch changes it in place. Removing a request moves the last row int
             CheckUse(self.manager());
             return self.Add(request);
           },
-          nb::arg("request"), nb::sig("def add(self, request: Request) -> int"),
+          nb::arg("request"),
           "Appends a request that holds blocks; its row.\n\nRaises InvalidArgumentError for one "
           "without blocks or in the batch, ResourceExhaustedError at max_requests.")
       .def(
@@ -355,13 +354,11 @@ call of the batch changes it in place. Removing a request moves the last row int
             CheckUse(self.manager());
             self.Remove(request);
           },
-          nb::arg("request"), nb::sig("def remove(self, request: Request) -> None"),
+          nb::arg("request"),
           "Takes a request out, before or after KVCacheManager.free; the last row takes its place.")
       .def("advance", &Advance, nb::arg("token_ids"),
-           nb::sig("def advance(self, token_ids: Int32Like) -> None"),
            "The step has run: per row the tokens that allocate_decode made slots for are computed, "
-           "and "
-           "one sampled token is appended.")
+           "and one sampled token is appended.")
       .def(
           "block_tables",
           [](nb::handle_t<DecodeBatch> self, GroupId group) {
@@ -370,32 +367,27 @@ call of the batch changes it in place. Removing a request moves the last row int
             return MakeArray(self, batch.Tables(group), batch.width(group));
           },
           nb::arg("group") = 0,
-          nb::sig("def block_tables(self, group: int = 0) -> NDArray[numpy.int32]"),
           "Requests x blocks, read-only, without a copy; zeros behind the end of each table.")
       .def_prop_ro(
           "new_blocks",
-          [](nb::handle_t<DecodeBatch> self) {
+          [](nb::handle_t<DecodeBatch> self) -> Int32Array {
             // A copy: the next step writes over the list.
             const auto numbers = nb::cast<DecodeBatch&>(self).new_blocks();
-            return MakeArray(self, numbers, 3).attr("copy")();
+            return nb::object(MakeArray(self, numbers, 3).attr("copy")());
           },
-          nb::sig("def new_blocks(self) -> NDArray[numpy.int32]"),
           "What the latest allocate_decode took: rows of (row, group, block id).")
       .def_prop_ro(
-          "requests",
-          [](const DecodeBatch& self) {
+          "requests", [](const DecodeBatch& self) -> Result<"list[Request]"> {
             nb::list requests;
             for (const Row& row : self.rows()) requests.append(row.owner);
             return requests;
           },
-          nb::sig("def requests(self) -> list[Request]"), "By row.")
+          "By row.")
       .def("__len__", &DecodeBatch::size);
 
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
       .def("allocate_decode", &AllocateDecode, nb::arg("batch"), nb::arg("num_new_tokens") = 1,
            nb::kw_only(), nb::arg("num_lookahead_tokens") = 0, nb::arg("first") = 0,
-           nb::sig("def allocate_decode(self, batch: DecodeBatch, num_new_tokens: int = 1, *, "
-                   "num_lookahead_tokens: int = 0, first: int = 0) -> int"),
            R"(Slots for the next tokens of all requests of a batch, from row `first` on.
 
 The first row whose tokens do not fit, or len(batch): rows before it have their slots. Preempt one

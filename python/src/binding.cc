@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "kvblocks/eviction.h"
 
 namespace kvblocks::python {
 namespace {
@@ -157,12 +158,31 @@ nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash) {
   return ToBytes(hash, HashBytesOf(manager));
 }
 
+Result<"list[bytes]"> ToBytesList(absl::Span<const BlockHash> hashes, size_t size) {
+  nb::list list;
+  for (const BlockHash& hash : hashes) list.append(ToBytes(hash, size));
+  return list;
+}
+
+std::vector<TokenId> TokensFrom(nb::handle object) {
+  const Int32Argument tokens(object, "token_ids");
+  return {tokens.values().begin(), tokens.values().end()};
+}
+
+EvictionPolicyFactory EvictionPolicyByName(const std::string& name) {
+  return Value(ParseEvictionPolicy(name));
+}
+
+HashAlgorithm HashAlgorithmByName(const std::string& name) {
+  return Value(ParseHashAlgorithm(name));
+}
+
 FreeOrder FreeOrderByName(const std::string& name) {
   return Value(ParseWord("free_order", name, "unhashed_first", FreeOrder::kUnhashedFirst,
                          "append_all", FreeOrder::kAppendAll));
 }
 
-nb::list ToList(absl::Span<const BlockId> ids) {
+Result<"list[int]"> ToList(absl::Span<const BlockId> ids) {
   PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
   if (list == nullptr) nb::raise_python_error();
   for (size_t i = 0; i < ids.size(); ++i) {
@@ -173,7 +193,7 @@ nb::list ToList(absl::Span<const BlockId> ids) {
     }
     NB_LIST_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
   }
-  return nb::steal<nb::list>(list);
+  return nb::steal(list);
 }
 
 void CheckOwner(const PyManager& manager, const PyRequest& request) {

@@ -20,6 +20,7 @@
 #include "checks/field_error.h"
 #include "kvblocks/kv_cache.h"
 #include "python/src/errors.h"
+#include "python/src/parameters.h"
 
 namespace kvblocks::python {
 
@@ -54,10 +55,23 @@ nb::bytes ToBytes(const BlockHash& hash, size_t size);
 size_t HashBytesOf(const KvCacheManager& manager);
 nb::bytes ToBytes(const KvCacheManager& manager, const BlockHash& hash);
 
-nb::list ToList(absl::Span<const BlockId> ids);
+Result<"list[bytes]"> ToBytesList(absl::Span<const BlockHash> hashes, size_t size);
+
+std::vector<TokenId> TokensFrom(nb::handle object);
+Result<"list[int]"> ToList(absl::Span<const BlockId> ids);
+using ListPerGroup = Result<"tuple[list[int], ...]">;
+// A list of ids for each group; `ids_of` gives those of one.
+template <typename IdsOf>
+ListPerGroup ToLists(size_t num_groups, const IdsOf& ids_of) {
+  nb::list lists;
+  for (size_t g = 0; g < num_groups; ++g) lists.append(ToList(ids_of(g)));
+  return nb::tuple(lists);
+}
 
 Semantics SemanticsByName(const std::string& name);
 FreeOrder FreeOrderByName(const std::string& name);
+EvictionPolicyFactory EvictionPolicyByName(const std::string& name);
+HashAlgorithm HashAlgorithmByName(const std::string& name);
 
 // --- Objects ---
 
@@ -109,7 +123,7 @@ struct PyRequest {
 
 // A read-only numpy array over numbers that `owner` keeps: of one dimension, or with `columns` of
 // two.
-nb::object MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns = 0);
+Int32Array MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns = 0);
 
 // Lists of block ids, one per group: a value.
 struct PyBlocks {

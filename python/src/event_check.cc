@@ -105,7 +105,6 @@ about 150 ns per hash. One thread at a time; long calls release the interpreter 
           },
           nb::arg("name"), "A cache that is empty; its number.")
       .def("apply", &Apply, nb::arg("stream"), nb::arg("batch"),
-           nb::sig("def apply(self, stream: int, batch: EventBatch) -> None"),
            "The stream's next batch. Raises NotFoundError for no such stream.")
       .def(
           "on_loss",

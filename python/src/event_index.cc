@@ -23,13 +23,15 @@ HolderId CheckHolder(const BlockIndex& index, int64_t holder) {
 
 // Pairs of a holder and a number.
 template <typename Entries>
-nb::list PairsOf(const Entries& entries) {
+Result<"list[tuple[int, int]]"> PairsOf(const Entries& entries) {
   nb::list list;
   for (const auto& entry : entries) list.append(nb::make_tuple(entry.holder, entry.num_blocks));
   return list;
 }
 
-nb::list FindLongestPrefix(const PyBlockIndex& self, nb::handle hashes, GroupId group) {
+Result<"list[tuple[int, int]]"> FindLongestPrefix(const PyBlockIndex& self,
+                                                  Argument<"PrefixContent | Hashes"> hashes,
+                                                  GroupId group) {
   constexpr size_t kManyHashes = 128;
   PyContent* content = nullptr;
   std::vector<BlockHash> given;
@@ -49,7 +51,7 @@ nb::list FindLongestPrefix(const PyBlockIndex& self, nb::handle hashes, GroupId 
   return PairsOf(matches);
 }
 
-void Apply(PyBlockIndex& self, int64_t holder, nb::handle list) {
+void Apply(PyBlockIndex& self, int64_t holder, Events list) {
   constexpr size_t kManyEvents = 16;
   const EventsArgument events(list);
   BlockIndex& index = self.ToChange();
@@ -122,23 +124,18 @@ One thread at a time; long calls release the interpreter lock.)")
           },
           nb::arg("name"), "A cache that is empty; its number.")
       .def("apply", &Apply, nb::arg("holder"), nb::arg("events"),
-           nb::sig("def apply(self, holder: int, events: Events) -> None"),
            "What a cache said, in its order. Raises NotFoundError for no such holder.")
       .def("forget", &Forget, nb::arg("holder"),
            "Nothing is known of this cache any more: restarted, or messages lost. O(blocks).")
       .def("find_longest_prefix", &FindLongestPrefix, nb::arg("hashes"), nb::arg("group") = 0,
-           nb::sig("def find_longest_prefix(self, hashes: PrefixContent | Hashes, group: int = 0) "
-                   "-> list[tuple[int, int]]"),
            "(holder, leading blocks that it holds) of each holder of the first block, the longest "
-           "first. "
-           "For groups that need every block of a prefix, as full attention does.")
+           "first. For groups that need every block of a prefix, as full attention does.")
       .def(
           "holders",
-          [](const PyBlockIndex& self, nb::handle hash, GroupId group) {
+          [](const PyBlockIndex& self, nb::bytes hash, GroupId group) {
             return PairsOf(self.ToRead().Holders({HashFrom(hash), group}));
           },
           nb::arg("block_hash"), nb::arg("group") = 0,
-          nb::sig("def holders(self, block_hash: bytes, group: int = 0) -> list[tuple[int, int]]"),
           "(holder, blocks with this content) of each that holds it.")
       .def(
           "holder",

@@ -48,6 +48,11 @@ bool Wait(int64_t total, Step&& step) {
   }
 }
 
+template <typename T>
+nb::handle_t<T> Self(nb::handle_t<T> self) {
+  return self;
+}
+
 // --- Publisher ---
 
 class PyPublisher {
@@ -74,7 +79,7 @@ class PyPublisher {
     core.reset();
   }
 
-  bool Publish(nb::handle list, std::optional<double> timestamp) {
+  bool Publish(Events list, std::optional<double> timestamp) {
     EventsArgument argument(list);
     const bool has_hashes =
         std::any_of(argument.events().begin(), argument.events().end(),
@@ -151,30 +156,34 @@ class PyPublisher {
   int is_publishing_ = 0;
 };
 
-void NewPublisher(PyPublisher* self, std::string endpoint, std::string replay_endpoint,
-                  std::string topic, int64_t data_parallel_rank, int64_t buffer_batches,
-                  int64_t high_water_mark, int64_t queue_batches, const std::string& when_full,
-                  int64_t digest_size, bool as_integers, bool join_removals, double poll_interval,
-                  double linger) {
-  const int64_t least = as_integers ? 8 : 1;
-  if (digest_size < least || digest_size > static_cast<int64_t>(sizeof(BlockHash))) {
-    Raise("InvalidArgumentError", absl::StrCat("digest_size is ", digest_size, ", expected ", least,
-                                               " to ", sizeof(BlockHash), " bytes"));
+struct NewPublisher : EventPublisher::Options {
+  int64_t digest_size = sizeof(BlockHash);
+};
+
+void CreatePublisher(NewPublisher options, PyPublisher* self, std::string endpoint) {
+  const int64_t least = options.hash_form.as_integers ? 8 : 1;
+  if (options.digest_size < least ||
+      options.digest_size > static_cast<int64_t>(sizeof(BlockHash))) {
+    Raise("InvalidArgumentError",
+          absl::StrCat("digest_size is ", options.digest_size, ", expected ", least, " to ",
+                       sizeof(BlockHash), " bytes"));
   }
-  new (self) PyPublisher(
-      {.endpoint = std::move(endpoint),
-       .replay_endpoint = std::move(replay_endpoint),
-       .topic = std::move(topic),
-       .data_parallel_rank = data_parallel_rank,
-       .buffer_batches = buffer_batches,
-       .high_water_mark = high_water_mark,
-       .queue_batches = queue_batches,
-       .when_full = Value(ParseWord("when_full", when_full, "drop", EventPublisher::WhenFull::kDrop,
-                                    "wait", EventPublisher::WhenFull::kWait)),
-       .hash_form = {.digest_size = static_cast<size_t>(digest_size), .as_integers = as_integers},
-       .join_removals = join_removals,
-       .poll_interval = milliseconds(Milliseconds(poll_interval, "poll_interval")),
-       .linger = milliseconds(Milliseconds(linger, "linger"))});
+  options.endpoint = std::move(endpoint);
+  options.hash_form.digest_size = static_cast<size_t>(options.digest_size);
+  new (self) PyPublisher(options);
+}
+
+EventPublisher::WhenFull WhenFullByName(const std::string& name) {
+  return Value(ParseWord("when_full", name, "drop", EventPublisher::WhenFull::kDrop, "wait",
+                         EventPublisher::WhenFull::kWait));
+}
+
+// A time in seconds.
+template <typename At>
+auto Seconds(const char* name, double fallback, At at) {
+  return Take<double>(nb::arg(name) = fallback, [=](auto& options, double seconds) {
+    options.*at = milliseconds(Milliseconds(seconds, name));
+  });
 }
 
 void BindPublisher(nb::module_& module) {
@@ -192,21 +201,16 @@ void BindPublisher(nb::module_& module) {
       .def_ro("num_replayed_batches", &Stats::num_replayed_batches)
       .def_ro("num_subscribers", &Stats::num_subscribers, "Subscriptions, now.");
 
-  nb::class_<PyPublisher>(module, "EventPublisher",
-                          R"(Sends KV events to routers over ZeroMQ, as vLLM 0.33's publisher does.
+  nb::class_<PyPublisher> publisher(
+      module, "EventPublisher",
+      R"(Sends KV events to routers over ZeroMQ, as vLLM 0.33's publisher does.
 
 A thread of its own encodes and sends; publish hands the events over and returns. Use it in a with
 statement, or close it: both send what is queued. publish: one thread at a time; the rest from
-any.)")
-      .def(
-          "__init__", &NewPublisher, nb::arg("endpoint") = "tcp://*:5557", nb::kw_only(),
-          nb::arg("replay_endpoint") = "", nb::arg("topic") = "", nb::arg("data_parallel_rank") = 0,
-          nb::arg("buffer_batches") = 10'000, nb::arg("high_water_mark") = 100'000,
-          nb::arg("queue_batches") = 100'000, nb::arg("when_full") = "drop",
-          nb::arg("digest_size") = 32, nb::arg("as_integers") = false,
-          nb::arg("join_removals") = false, nb::arg("poll_interval") = 0.001,
-          nb::arg("linger") = 1.0,
-          R"(endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0:
+any.)");
+  using O = NewPublisher;
+  Define(publisher, "__init__", &CreatePublisher,
+         R"(endpoint: bound if it has "*" or "::", or is ipc or inproc, else connected to; port 0:
 any free one.
 
 replay_endpoint: answers who missed batches, of the last buffer_batches; "": nobody.
@@ -216,17 +220,26 @@ of the queue: "drop" and count, or "wait". digest_size: bytes of the hashes. pol
 the wire.
 
 Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be
-bound.)")
+bound.)",
+         std::tuple(nb::arg("endpoint") = "tcp://*:5557"), Parameters(),
+         Parameters(Field("replay_endpoint", &O::replay_endpoint), Field("topic", &O::topic),
+                    Field("data_parallel_rank", &O::data_parallel_rank),
+                    Field("buffer_batches", &O::buffer_batches),
+                    Field("high_water_mark", &O::high_water_mark),
+                    Field("queue_batches", &O::queue_batches),
+                    Word("when_full", "drop", &O::when_full, &WhenFullByName),
+                    Field("digest_size", &O::digest_size),
+                    Number("as_integers", KVBLOCKS_AT(hash_form.as_integers), false),
+                    Field("join_removals", &O::join_removals),
+                    Seconds("poll_interval", 0.001, &O::poll_interval),
+                    Seconds("linger", 1.0, &O::linger)));
+  publisher
       .def("publish", &PyPublisher::Publish, nb::arg("events"), nb::arg("timestamp") = nb::none(),
-           nb::sig("def publish(self, events: Events, timestamp: float | None = None) -> bool"),
            "One batch, at Unix seconds `timestamp` or now; no events, no batch. Whether it was "
-           "queued: "
-           "False, and counted, if the queue is full.\n\n"
+           "queued: False, and counted, if the queue is full.\n\n"
            "Raises InvalidArgumentError for hashes of another length than digest_size.")
       .def("publish_from", &PyPublisher::PublishFrom, nb::arg("manager"),
            nb::arg("timestamp") = nb::none(),
-           nb::sig("def publish_from(self, manager: KVCacheManager, timestamp: float | None = "
-                   "None) -> bool"),
            "publish(manager.take_events()) without an object per event: for each step of a "
            "scheduler.")
       .def("flush", &PyPublisher::Flush, nb::arg("timeout") = 1.0,
@@ -239,9 +252,7 @@ bound.)")
       .def_prop_ro("replay_endpoint",
                    [](const PyPublisher& p) { return p.core().replay_endpoint(); })
       .def_prop_ro("stats", [](const PyPublisher& p) { return p.core().stats(); })
-      .def(
-          "__enter__", [](nb::handle_t<PyPublisher> self) { return nb::borrow(self); },
-          nb::sig("def __enter__(self) -> EventPublisher"))
+      .def("__enter__", &Self<PyPublisher>)
       .def(
           "__exit__", [](PyPublisher& self, nb::args) { self.Close(); },
           nb::sig("def __exit__(self, *args: object) -> None"));
@@ -309,7 +320,8 @@ struct PyReceived {
   EventSubscriber::Kind kind;
   int64_t stream, sequence, num_lost;
   bool is_replayed;
-  nb::object payload, batch;
+  nb::bytes payload;
+  std::optional<PyEventBatch> batch;
   std::string error;
 };
 
@@ -328,33 +340,21 @@ const char* KindName(EventSubscriber::Kind kind) {
 std::optional<PyReceived> Receive(PySubscriber& self, std::optional<double> timeout) {
   auto received = self.Receive(timeout);
   if (!received) return std::nullopt;
-  const bool has_batch = received->kind == EventSubscriber::Kind::kBatch;
+  std::optional<PyEventBatch> batch;
+  if (received->kind == EventSubscriber::Kind::kBatch) {
+    batch = PyEventBatch{std::make_shared<const events::EventBatch>(std::move(received->batch))};
+  }
   return PyReceived{
-      received->kind,
-      received->stream,
-      received->sequence,
-      received->num_lost,
-      received->is_replayed,
-      nb::bytes(received->payload.data(), received->payload.size()),
-      has_batch ? ToPython(std::make_shared<const events::EventBatch>(std::move(received->batch)))
-                : nb::none(),
-      std::move(received->error)};
+      received->kind,        received->stream,
+      received->sequence,    received->num_lost,
+      received->is_replayed, nb::bytes(received->payload.data(), received->payload.size()),
+      std::move(batch),      std::move(received->error)};
 }
 
-void NewSubscriber(PySubscriber* self, std::vector<EventSubscriber::Source> sources,
-                   std::string topic, int64_t max_queue_bytes, int64_t max_message_bytes,
-                   double replay_timeout, bool replay_at_start, int64_t max_streams,
-                   bool keep_index, std::string medium) {
-  new (self)
-      PySubscriber({.sources = std::move(sources),
-                    .topic = std::move(topic),
-                    .max_queue_bytes = max_queue_bytes,
-                    .max_message_bytes = max_message_bytes,
-                    .replay_timeout = milliseconds(Milliseconds(replay_timeout, "replay_timeout")),
-                    .replay_at_start = replay_at_start,
-                    .max_streams = max_streams,
-                    .keep_index = keep_index,
-                    .medium = std::move(medium)});
+void CreateSubscriber(EventSubscriber::Options options, PySubscriber* self,
+                      std::vector<EventSubscriber::Source> sources) {
+  options.sources = std::move(sources);
+  new (self) PySubscriber(options);
 }
 
 void BindReceived(nb::module_& module) {
@@ -367,8 +367,7 @@ void BindReceived(nb::module_& module) {
           },
           nb::arg("endpoint"), nb::arg("replay_endpoint") = "", nb::arg("name") = "",
           "endpoint: connected to; bound if it has \"*\", for publishers that connect. name: of "
-          "the "
-          "holder in the index, default the endpoint.")
+          "the holder in the index, default the endpoint.")
       .def_ro("endpoint", &Source::endpoint)
       .def_ro("replay_endpoint", &Source::replay_endpoint)
       .def_ro("name", &Source::name);
@@ -401,12 +400,8 @@ void BindReceived(nb::module_& module) {
       .def_ro("sequence", &PyReceived::sequence)
       .def_ro("num_lost", &PyReceived::num_lost)
       .def_ro("is_replayed", &PyReceived::is_replayed)
-      .def_prop_ro(
-          "payload", [](const PyReceived& r) { return r.payload; },
-          nb::sig("def payload(self) -> bytes"), "As it came.")
-      .def_prop_ro(
-          "batch", [](const PyReceived& r) { return r.batch; },
-          nb::sig("def batch(self) -> EventBatch | None"), "None of a loss or restart.")
+      .def_ro("payload", &PyReceived::payload, "As it came.")
+      .def_ro("batch", &PyReceived::batch, "None of a loss or restart.")
       .def_ro("error", &PyReceived::error,
               "Of a loss: what is wrong with the payload, if that is the reason.")
       .def("__repr__", [](const PyReceived& r) {
@@ -417,25 +412,16 @@ void BindReceived(nb::module_& module) {
 }
 
 void BindSubscriber(nb::module_& module) {
-  nb::class_<PySubscriber>(
+  nb::class_<PySubscriber> subscriber(
       module, "EventSubscriber",
       R"(Receives KV events of one or many publishers, vLLM's or ours, in order.
 
 Gaps are asked for again as far as the publisher still has them, and an index of all caches is kept.
 A stream is what comes from one source under one topic. All work is done inside receive; one thread
-at a time. Use it in a with statement, or close it.)")
-      .def(
-          "__init__", &NewSubscriber, nb::arg("sources"), nb::kw_only(), nb::arg("topic") = "",
-          nb::arg("max_queue_bytes") = int64_t{1} << 30,
-          nb::arg("max_message_bytes") = int64_t{16} << 20, nb::arg("replay_timeout") = 5.0,
-          nb::arg("replay_at_start") = true, nb::arg("max_streams") = 4096,
-          nb::arg("keep_index") = true, nb::arg("medium") = "GPU",
-          nb::sig(
-              "def __init__(self, sources: Sequence[EventSource], *, topic: str = '', "
-              "max_queue_bytes: int = 1073741824, max_message_bytes: int = 16777216, "
-              "replay_timeout: float = 5.0, replay_at_start: bool = True, max_streams: int = 4096, "
-              "keep_index: bool = True, medium: str = 'GPU') -> None"),
-          R"(topic: only topics that begin with it. max_queue_bytes: what may wait per source; each
+at a time. Use it in a with statement, or close it.)");
+  using O = EventSubscriber::Options;
+  Define(subscriber, "__init__", &CreateSubscriber,
+         R"(topic: only topics that begin with it. max_queue_bytes: what may wait per source; each
 message counts as one of max_message_bytes. Further ones wait at the publisher. Who sends a longer
 one is disconnected.
 
@@ -443,17 +429,22 @@ replay_timeout: seconds of silence after which a gap is given up as a loss. repl
 what is still buffered. medium: that the index keeps.
 
 Raises InvalidArgumentError for options out of range, KVBlocksError for an endpoint that cannot be
-had.)")
+had.)",
+         std::tuple(nb::arg("sources")), Parameters(),
+         Parameters(Field("topic", &O::topic), Field("max_queue_bytes", &O::max_queue_bytes),
+                    Field("max_message_bytes", &O::max_message_bytes),
+                    Seconds("replay_timeout", 5.0, &O::replay_timeout),
+                    Field("replay_at_start", &O::replay_at_start),
+                    Field("max_streams", &O::max_streams), Field("keep_index", &O::keep_index),
+                    Field("medium", &O::medium)));
+  subscriber
       .def("receive", &Receive, nb::arg("timeout") = nb::none(),
-           nb::sig("def receive(self, timeout: float | None = None) -> Received | None"),
            "The next batch, loss or restart; None if there was none within `timeout` seconds "
-           "(None: wait "
-           "for ever). Lets go of the interpreter lock; Ctrl-C ends it.")
+           "(None: wait for ever). Lets go of the interpreter lock; Ctrl-C ends it.")
       .def(
           "catch_up", [](PySubscriber& self) { self.core().CatchUp(); },
           "Asks every source for what came after the last message: a gap at the end of a stream "
-          "does not "
-          "show otherwise. receive gives the answers.")
+          "does not show otherwise. receive gives the answers.")
       .def("close", &PySubscriber::Close, "Again: no-op.")
       .def_prop_ro(
           "streams",
@@ -470,19 +461,12 @@ had.)")
                                   return nb::cast<PySubscriber&>(owner).index();
                                 }};
           },
-          nb::sig("def index(self) -> BlockIndex"),
           "What the streams hold, to read; a stream's number is its holder's.")
       .def_prop_ro("stats", [](const PySubscriber& self) { return self.core().stats(); })
       .def("endpoint", &PySubscriber::endpoint, nb::arg("source") = 0, "As bound or connected to.")
-      .def(
-          "__iter__", [](nb::handle_t<PySubscriber> self) { return nb::borrow(self); },
-          nb::sig("def __iter__(self) -> EventSubscriber"), "receive() without end.")
-      .def(
-          "__next__", [](PySubscriber& self) { return Receive(self, std::nullopt); },
-          nb::sig("def __next__(self) -> Received"))
-      .def(
-          "__enter__", [](nb::handle_t<PySubscriber> self) { return nb::borrow(self); },
-          nb::sig("def __enter__(self) -> EventSubscriber"))
+      .def("__iter__", &Self<PySubscriber>, "receive() without end.")
+      .def("__next__", [](PySubscriber& self) { return *Receive(self, std::nullopt); })
+      .def("__enter__", &Self<PySubscriber>)
       .def(
           "__exit__", [](PySubscriber& self, nb::args) { self.Close(); },
           nb::sig("def __exit__(self, *args: object) -> None"));

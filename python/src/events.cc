@@ -34,7 +34,7 @@ const char* KindOf(ExtraKey::Kind kind) {
   return "unknown";
 }
 
-nb::object ExtraKeysOf(const PyStored& stored) {
+Result<"list[tuple[tuple[Any, ...], ...] | None]"> ExtraKeysOf(const PyStored& stored) {
   nb::list blocks;
   for (const std::optional<ExtraKeys>& keys : stored.event->extra_keys) {
     if (!keys) {
@@ -78,10 +78,9 @@ ExtraKey ExtraKeyFrom(nb::handle entry) {
     }
   }
   Raise("InvalidArgumentError",
-        absl::StrCat(
-            "BlockStored: extra_keys has ", nb::repr(entry).c_str(),
-            ", expected (\"lora\", name), (\"mm\", identifier, offset), (\"cache_salt\", salt) or "
-            "(\"prompt_embeds\", digest)"));
+        absl::StrCat("BlockStored: extra_keys has ", nb::repr(entry).c_str(),
+                     ", expected (\"lora\", name), (\"mm\", identifier, offset), (\"cache_salt\", "
+                     "salt) or (\"prompt_embeds\", digest)"));
 }
 
 // Hashes of one length.
@@ -110,7 +109,7 @@ class HashReader {
 template <typename Event>
 struct WithTexts {
   Event event;
-  std::string medium, kind;
+  std::string medium = std::string(kGpuMedium), kind = {};
 };
 template <typename Event>
 std::shared_ptr<const Event> Share(std::shared_ptr<WithTexts<Event>> made) {
@@ -118,24 +117,20 @@ std::shared_ptr<const Event> Share(std::shared_ptr<WithTexts<Event>> made) {
   return {std::move(made), event};
 }
 
-void MakeStored(PyStored* self, nb::iterable block_hashes, int64_t block_size,
-                nb::handle parent_block_hash, nb::handle token_ids, std::optional<int64_t> lora_id,
-                std::string lora_name, std::string medium, nb::iterable extra_keys,
-                GroupId group_idx, std::string kv_cache_spec_kind,
-                std::optional<int64_t> kv_cache_spec_sliding_window,
-                std::optional<std::string> session_id,
-                std::optional<std::vector<std::vector<TokenId>>> lookahead_token_ids,
-                std::optional<std::string> locality, std::optional<std::string> ownership) {
-  auto made = std::make_shared<WithTexts<BlockStored>>();
-  made->medium = std::move(medium);
-  made->kind = std::move(kv_cache_spec_kind);
+struct NewStored : WithTexts<BlockStored> {
+  nb::handle parent_block_hash, token_ids = nb::none(), extra_keys = nb::none();
+};
+
+void MakeStored(NewStored from, PyStored* self, Argument<"Iterable[bytes]"> block_hashes) {
+  auto made = std::make_shared<WithTexts<BlockStored>>(from);
   HashReader reader("BlockStored");
   BlockStored& event = made->event;
-  for (nb::handle hash : block_hashes) event.block_hashes.push_back(reader.Read(hash));
-  if (!parent_block_hash.is_none()) event.parent_block_hash = reader.Read(parent_block_hash);
-  const Int32Argument tokens(token_ids, "token_ids");
-  event.token_ids.assign(tokens.values().begin(), tokens.values().end());
-  event.block_size = block_size;
+  for (nb::handle hash : nb::iter(block_hashes)) event.block_hashes.push_back(reader.Read(hash));
+  if (!from.parent_block_hash.is_none()) {
+    event.parent_block_hash = reader.Read(from.parent_block_hash);
+  }
+  event.token_ids = TokensFrom(from.token_ids);
+  const int64_t block_size = event.block_size;
   const auto num_hashes = static_cast<int64_t>(event.block_hashes.size());
   if (block_size < 1 || block_size > kMaxTokens) {
     Raise("InvalidArgumentError",
@@ -147,7 +142,7 @@ void MakeStored(PyStored* self, nb::iterable block_hashes, int64_t block_size,
           absl::StrCat("BlockStored: ", num_tokens, " token_ids, expected none or ", block_size,
                        " for each of ", num_hashes, " hashes"));
   }
-  for (nb::handle keys : extra_keys) {
+  for (nb::handle keys : nb::iter(from.extra_keys)) {
     event.extra_keys.emplace_back();
     if (keys.is_none()) continue;
     event.extra_keys.back().emplace();
@@ -158,41 +153,29 @@ void MakeStored(PyStored* self, nb::iterable block_hashes, int64_t block_size,
           absl::StrCat("BlockStored: ", event.extra_keys.size(),
                        " entries in extra_keys, expected none or ", num_hashes));
   }
-  event.lora_id = lora_id;
-  event.lora_name = std::move(lora_name);
   event.medium = made->medium;
-  event.group_idx = group_idx;
   event.kv_cache_spec_kind = made->kind;
-  event.kv_cache_spec_sliding_window = kv_cache_spec_sliding_window;
-  event.session_id = std::move(session_id);
-  event.lookahead_token_ids = std::move(lookahead_token_ids);
-  event.locality = std::move(locality);
-  event.ownership = std::move(ownership);
   new (self) PyStored{Share(std::move(made)), reader.size()};
 }
 
-void MakeRemoved(PyRemoved* self, nb::handle block_hash, std::string medium, GroupId group_idx,
-                 const std::string& reason, std::optional<std::string> locality,
-                 std::optional<std::string> ownership) {
-  auto made = std::make_shared<WithTexts<BlockRemoved>>();
-  made->medium = std::move(medium);
-  HashReader reader("BlockRemoved");
-  BlockRemoved& event = made->event;
-  event.block_hash = reader.Read(block_hash);
-  event.medium = made->medium;
-  event.group_idx = group_idx;
+RemovalReason ReasonByName(const std::string& name) {
   const RemovalReason reasons[] = {RemovalReason::kReused, RemovalReason::kEvicted,
                                    RemovalReason::kReplaced};
   const auto* const found =
       std::find_if(std::begin(reasons), std::end(reasons),
-                   [&](RemovalReason r) { return RemovalReasonName(r) == reason; });
+                   [&](RemovalReason reason) { return RemovalReasonName(reason) == name; });
   if (found == std::end(reasons)) {
-    Raise("InvalidArgumentError", absl::StrCat("BlockRemoved: reason is \"", reason,
+    Raise("InvalidArgumentError", absl::StrCat("BlockRemoved: reason is \"", name,
                                                "\", expected reused, evicted or replaced"));
   }
-  event.reason = *found;
-  event.locality = std::move(locality);
-  event.ownership = std::move(ownership);
+  return *found;
+}
+
+void MakeRemoved(WithTexts<BlockRemoved> from, PyRemoved* self, nb::bytes block_hash) {
+  auto made = std::make_shared<WithTexts<BlockRemoved>>(std::move(from));
+  HashReader reader("BlockRemoved");
+  made->event.block_hash = reader.Read(block_hash);
+  made->event.medium = made->medium;
   new (self) PyRemoved{Share(std::move(made)), reader.size()};
 }
 
@@ -202,7 +185,7 @@ void MakeRemoved(PyRemoved* self, nb::handle block_hash, std::string medium, Gro
 constexpr size_t kManyBytes = 4096;
 constexpr size_t kManyEvents = 64;
 
-nb::bytes Encode(nb::handle list, std::optional<double> timestamp,
+nb::bytes Encode(Events list, std::optional<double> timestamp,
                  std::optional<int64_t> data_parallel_rank, bool as_integers, bool join_removals) {
   const EventsArgument argument(list);
   const std::chrono::duration<double> now = std::chrono::system_clock::now().time_since_epoch();
@@ -223,7 +206,7 @@ nb::bytes Encode(nb::handle list, std::optional<double> timestamp,
   return nb::bytes(payload.data(), payload.size());
 }
 
-nb::object Decode(nb::handle payload) {
+PyEventBatch Decode(Argument<"bytes | bytearray | memoryview"> payload) {
   Py_buffer buffer;
   if (PyObject_GetBuffer(payload.ptr(), &buffer, PyBUF_SIMPLE) != 0) nb::raise_python_error();
   absl::StatusOr<EventBatch> batch;
@@ -234,10 +217,10 @@ nb::object Decode(nb::handle payload) {
   }
   PyBuffer_Release(&buffer);
   Check(batch.status());
-  return ToPython(std::make_shared<const EventBatch>(*std::move(batch)));
+  return {std::make_shared<const EventBatch>(*std::move(batch))};
 }
 
-nb::list EventsOf(const PyEventBatch& self) {
+EventList EventsOf(const PyEventBatch& self) {
   const size_t hash_bytes = self.batch->hash_form.digest_size;
   nb::list list;
   for (const KvEvent& event : self.batch->events) {
@@ -252,35 +235,35 @@ nb::list EventsOf(const PyEventBatch& self) {
   return list;
 }
 
-nb::list TakeEvents(PyManager& self) {
+EventList TakeEvents(PyManager& self) {
   CheckUse(self);
-  const size_t hash_bytes = HashBytesOf(*self.core);
-  nb::list list;
-  for (KvEvent& event : self.core->TakeEvents())
-    list.append(ToPython(std::move(event), hash_bytes));
-  return list;
+  return ToPython(self.core->TakeEvents(), HashBytesOf(*self.core));
+}
+
+// Members of events and batches.
+template <auto kMember>
+auto OfBatch(const PyEventBatch& batch) {
+  return (*batch.batch).*kMember;
+}
+template <auto kMember, typename Event>
+auto OfEvent(const PyEvent<Event>& event) {
+  return (*event.event).*kMember;
 }
 
 void BindCodec(nb::module_& module) {
   nb::class_<PyEventBatch>(module, "EventBatch",
                            "The events of one engine step, as they came from the wire.")
-      .def_prop_ro(
-          "timestamp", [](const PyEventBatch& b) { return b.batch->timestamp; },
-          "Seconds; engines send Unix time.")
-      .def_prop_ro(
-          "events", &EventsOf,
-          nb::sig("def events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]"),
-          "Objects made anew at each use; they share the batch's memory. A removal of several "
-          "hashes is that many events.")
-      .def_prop_ro("data_parallel_rank",
-                   [](const PyEventBatch& b) { return b.batch->data_parallel_rank; })
+      .def_prop_ro("timestamp", &OfBatch<&EventBatch::timestamp>,
+                   "Seconds; engines send Unix time.")
+      .def_prop_ro("events", &EventsOf,
+                   "Objects made anew at each use; they share the batch's memory. A removal of "
+                   "several hashes is that many events.")
+      .def_prop_ro("data_parallel_rank", &OfBatch<&EventBatch::data_parallel_rank>)
       .def_prop_ro(
           "as_integers", [](const PyEventBatch& b) { return b.batch->hash_form.as_integers; },
           "Hashes travelled as integers: each is then 24 zero bytes and the 8 of its integer.")
-      .def_prop_ro(
-          "num_unknown_extra_keys",
-          [](const PyEventBatch& b) { return b.batch->num_unknown_extra_keys; },
-          "Of kinds that are not known; left out.")
+      .def_prop_ro("num_unknown_extra_keys", &OfBatch<&EventBatch::num_unknown_extra_keys>,
+                   "Of kinds that are not known; left out.")
       .def(
           "__len__", [](const PyEventBatch& b) { return b.batch->events.size(); }, "Events.")
       .def("__repr__", [](const PyEventBatch& b) {
@@ -290,16 +273,12 @@ void BindCodec(nb::module_& module) {
   module.def("encode_events", &Encode, nb::arg("events"), nb::kw_only(),
              nb::arg("timestamp") = nb::none(), nb::arg("data_parallel_rank") = nb::none(),
              nb::arg("as_integers") = false, nb::arg("join_removals") = false,
-             nb::sig("def encode_events(events: Events, *, timestamp: float | None = None, "
-                     "data_parallel_rank: int | None = None, as_integers: bool = False, "
-                     "join_removals: bool = False) -> bytes"),
              R"(The MessagePack bytes of a batch, as vLLM 0.33's publisher writes them.
 
 timestamp: Unix seconds, default now. as_integers: hashes as the integer of their last 8 bytes.
 join_removals: consecutive removals as one event. The reason of a removal does not travel.
 Some 15 ns per hash or token. Raises InvalidArgumentError for hashes of different lengths.)");
   module.def("decode_events", &Decode, nb::arg("payload"),
-             nb::sig("def decode_events(payload: bytes | bytearray | memoryview) -> EventBatch"),
              "The batch that these bytes are, from vLLM or us; safe for bytes from anywhere.\n\n"
              "Raises InvalidArgumentError that says at which event, field and byte it is none.");
 }
@@ -325,8 +304,10 @@ nb::object ToPython(KvEvent event, size_t hash_bytes) {
   return nb::cast(AllBlocksCleared());
 }
 
-nb::object ToPython(std::shared_ptr<const EventBatch> batch) {
-  return nb::cast(PyEventBatch{std::move(batch)});
+EventList ToPython(std::vector<KvEvent> events, size_t hash_bytes) {
+  nb::list list;
+  for (KvEvent& event : events) list.append(ToPython(std::move(event), hash_bytes));
+  return list;
 }
 
 void EventsArgument::SetHashBytes(size_t hash_bytes) {
@@ -338,7 +319,7 @@ void EventsArgument::SetHashBytes(size_t hash_bytes) {
   has_hashes_ = true;
 }
 
-EventsArgument::EventsArgument(nb::handle list) {
+EventsArgument::EventsArgument(Events list) {
   PyEventBatch* batch = nullptr;
   if (nb::try_cast(list, batch) && batch != nullptr) {
     batch_ = batch->batch;
@@ -370,99 +351,92 @@ EventsArgument::EventsArgument(nb::handle list) {
 }
 
 void BindEvents(nb::module_& module) {
-  nb::class_<PyStored>(module, "BlockStored",
-                       "A run of consecutive blocks of one request entered the prefix cache.")
-      .def("__init__", &MakeStored, nb::arg("block_hashes"), nb::kw_only(), nb::arg("block_size"),
-           nb::arg("parent_block_hash") = nb::none(), nb::arg("token_ids") = nb::tuple(),
-           nb::arg("lora_id") = nb::none(), nb::arg("lora_name") = "", nb::arg("medium") = "GPU",
-           nb::arg("extra_keys") = nb::tuple(), nb::arg("group_idx") = 0,
-           nb::arg("kv_cache_spec_kind") = "", nb::arg("kv_cache_spec_sliding_window") = nb::none(),
-           nb::arg("session_id") = nb::none(), nb::arg("lookahead_token_ids") = nb::none(),
-           nb::arg("locality") = nb::none(), nb::arg("ownership") = nb::none(),
-           nb::sig(
-               "def __init__(self, block_hashes: Iterable[bytes], *, block_size: int, "
-               "parent_block_hash: bytes | None = None, token_ids: Int32Like = (), "
-               "lora_id: int | None = None, lora_name: str = '', medium: str = 'GPU', "
-               "extra_keys: Iterable[tuple[tuple[Any, ...], ...] | None] = (), group_idx: int = 0, "
-               "kv_cache_spec_kind: str = '', kv_cache_spec_sliding_window: int | None = None, "
-               "session_id: str | None = None, lookahead_token_ids: Sequence[Sequence[int]] | None "
-               "= None, "
-               "locality: str | None = None, ownership: str | None = None) -> None"),
-           "For engines with a cache of their own. Raises InvalidArgumentError for lists whose "
-           "lengths do "
-           "not fit together.")
+  nb::class_<PyStored> stored(
+      module, "BlockStored",
+      "A run of consecutive blocks of one request entered the prefix cache.");
+  const auto event = [](const char* name, auto member) {
+    using Member = std::remove_cvref_t<decltype(BlockStored().*member)>;
+    return Assign<Member>(nb::arg(name) = BlockStored().*member,
+                          [=](NewStored& a) -> Member& { return a.event.*member; });
+  };
+  Define(
+      stored, "__init__", &MakeStored,
+      "For engines with a cache of their own. Raises InvalidArgumentError for lists whose lengths "
+      "do not fit together.",
+      std::tuple(nb::arg("block_hashes")), Parameters(),
+      Parameters(
+          Number<int64_t>("block_size", KVBLOCKS_AT(event.block_size)),
+          Optional<Argument<"bytes">>("parent_block_hash", &NewStored::parent_block_hash),
+          Assign<Int32Like>(nb::arg("token_ids") = nb::tuple(), &NewStored::token_ids),
+          event("lora_id", &BlockStored::lora_id), event("lora_name", &BlockStored::lora_name),
+          Text("medium", &NewStored::medium, "GPU"),
+          Assign<Argument<"Iterable[tuple[tuple[Any, ...], ...] | None]">>(
+              nb::arg("extra_keys") = nb::tuple(), &NewStored::extra_keys),
+          event("group_idx", &BlockStored::group_idx),
+          Text("kv_cache_spec_kind", &NewStored::kind, ""),
+          event("kv_cache_spec_sliding_window", &BlockStored::kv_cache_spec_sliding_window),
+          event("session_id", &BlockStored::session_id),
+          event("lookahead_token_ids", &BlockStored::lookahead_token_ids),
+          event("locality", &BlockStored::locality), event("ownership", &BlockStored::ownership)));
+  stored
       .def_prop_ro(
           "block_hashes",
-          [](const PyStored& s) {
-            nb::list hashes;
-            for (const BlockHash& h : s.event->block_hashes)
-              hashes.append(ToBytes(h, s.hash_bytes));
-            return hashes;
-          },
-          nb::sig("def block_hashes(self) -> list[bytes]"))
+          [](const PyStored& s) { return ToBytesList(s.event->block_hashes, s.hash_bytes); })
       .def_prop_ro(
           "parent_block_hash",
-          [](const PyStored& s) -> nb::object {
-            if (!s.event->parent_block_hash) return nb::none();
+          [](const PyStored& s) -> std::optional<nb::bytes> {
+            if (!s.event->parent_block_hash) return std::nullopt;
             return ToBytes(*s.event->parent_block_hash, s.hash_bytes);
           },
-          nb::sig("def parent_block_hash(self) -> bytes | None"),
           "Of the content before the run; None at token 0.")
       .def_prop_ro(
           "token_ids", [](const PyStored& s) { return ToList(s.event->token_ids); },
-          nb::sig("def token_ids(self) -> list[int]"),
           "block_size of them per hash; none for a request made from hashes.")
-      .def_prop_ro(
-          "block_size", [](const PyStored& s) { return s.event->block_size; }, "Tokens.")
-      .def_prop_ro("lora_id", [](const PyStored& s) { return s.event->lora_id; })
-      .def_prop_ro(
-          "lora_name", [](const PyStored& s) { return s.event->lora_name; }, "Empty: none.")
+      .def_prop_ro("block_size", &OfEvent<&BlockStored::block_size, BlockStored>, "Tokens.")
+      .def_prop_ro("lora_id", &OfEvent<&BlockStored::lora_id, BlockStored>)
+      .def_prop_ro("lora_name", &OfEvent<&BlockStored::lora_name, BlockStored>, "Empty: none.")
       .def_prop_ro("medium", [](const PyStored& s) { return std::string(s.event->medium); })
       .def_prop_ro("extra_keys", &ExtraKeysOf,
-                   nb::sig("def extra_keys(self) -> list[tuple[tuple[Any, ...], ...] | None]"),
                    "Per block (kind, value[, offset]) of what else makes its content, or None.")
-      .def_prop_ro("group_idx", [](const PyStored& s) { return s.event->group_idx; })
+      .def_prop_ro("group_idx", &OfEvent<&BlockStored::group_idx, BlockStored>)
       .def_prop_ro("kv_cache_spec_kind",
                    [](const PyStored& s) { return std::string(s.event->kv_cache_spec_kind); })
       .def_prop_ro("kv_cache_spec_sliding_window",
-                   [](const PyStored& s) { return s.event->kv_cache_spec_sliding_window; })
-      .def_prop_ro(
-          "session_id", [](const PyStored& s) { return s.event->session_id; },
-          "Of the request that caused the event, or None.")
-      .def_prop_ro(
-          "lookahead_token_ids", [](const PyStored& s) { return s.event->lookahead_token_ids; },
-          "Per hash the tokens behind the block that it covers, or None.")
-      .def_prop_ro(
-          "locality", [](const PyStored& s) { return s.event->locality; },
-          "Of secondary tiers, or None.")
-      .def_prop_ro("ownership", [](const PyStored& s) { return s.event->ownership; })
+                   &OfEvent<&BlockStored::kv_cache_spec_sliding_window, BlockStored>)
+      .def_prop_ro("session_id", &OfEvent<&BlockStored::session_id, BlockStored>,
+                   "Of the request that caused the event, or None.")
+      .def_prop_ro("lookahead_token_ids", &OfEvent<&BlockStored::lookahead_token_ids, BlockStored>,
+                   "Per hash the tokens behind the block that it covers, or None.")
+      .def_prop_ro("locality", &OfEvent<&BlockStored::locality, BlockStored>,
+                   "Of secondary tiers, or None.")
+      .def_prop_ro("ownership", &OfEvent<&BlockStored::ownership, BlockStored>)
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
       .def("__repr__", [](const PyStored& s) {
         return absl::StrCat("BlockStored(", s.event->block_hashes.size(), " blocks of ",
                             s.event->block_size, " tokens, group_idx=", s.event->group_idx, ")");
       });
-  nb::class_<PyRemoved>(module, "BlockRemoved", "One block lost one key.")
-      .def("__init__", &MakeRemoved, nb::arg("block_hash"), nb::kw_only(),
-           nb::arg("medium") = "GPU", nb::arg("group_idx") = 0, nb::arg("reason") = "reused",
-           nb::arg("locality") = nb::none(), nb::arg("ownership") = nb::none(),
-           nb::sig(
-               "def __init__(self, block_hash: bytes, *, medium: str = 'GPU', group_idx: int = 0, "
-               "reason: str = 'reused', locality: str | None = None, ownership: str | None = None) "
-               "-> None"))
-      .def_prop_ro(
-          "block_hash",
-          [](const PyRemoved& r) { return ToBytes(r.event->block_hash, r.hash_bytes); },
-          nb::sig("def block_hash(self) -> bytes"))
+  using Removed = WithTexts<BlockRemoved>;
+  nb::class_<PyRemoved> removed(module, "BlockRemoved", "One block lost one key.");
+  Define(
+      removed, "__init__", &MakeRemoved, "For engines with a cache of their own.",
+      std::tuple(nb::arg("block_hash")), Parameters(),
+      Parameters(Text("medium", &Removed::medium, "GPU"),
+                 Number("group_idx", KVBLOCKS_AT(event.group_idx), GroupId{0}),
+                 Word("reason", "reused", KVBLOCKS_AT(event.reason), &ReasonByName),
+                 Optional<std::optional<std::string>>("locality", KVBLOCKS_AT(event.locality)),
+                 Optional<std::optional<std::string>>("ownership", KVBLOCKS_AT(event.ownership))));
+  removed
+      .def_prop_ro("block_hash",
+                   [](const PyRemoved& r) { return ToBytes(r.event->block_hash, r.hash_bytes); })
       .def_prop_ro("medium", [](const PyRemoved& r) { return std::string(r.event->medium); })
-      .def_prop_ro("group_idx", [](const PyRemoved& r) { return r.event->group_idx; })
+      .def_prop_ro("group_idx", &OfEvent<&BlockRemoved::group_idx, BlockRemoved>)
       .def_prop_ro(
           "reason",
           [](const PyRemoved& r) { return std::string(RemovalReasonName(r.event->reason)); },
           "\"reused\", \"evicted\" or \"replaced\"; \"reused\" of what came from a wire.")
-      .def_prop_ro(
-          "locality", [](const PyRemoved& r) { return r.event->locality; },
-          "Of secondary tiers, or None.")
-      .def_prop_ro("ownership", [](const PyRemoved& r) { return r.event->ownership; })
+      .def_prop_ro("locality", &OfEvent<&BlockRemoved::locality, BlockRemoved>,
+                   "Of secondary tiers, or None.")
+      .def_prop_ro("ownership", &OfEvent<&BlockRemoved::ownership, BlockRemoved>)
       .def(nb::self == nb::self, nb::sig("def __eq__(self, arg: object, /) -> bool"))
       .def("__repr__", [](const PyRemoved& r) {
         return absl::StrCat("BlockRemoved(reason='",
@@ -476,7 +450,6 @@ void BindEvents(nb::module_& module) {
 
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
       .def("take_events", &TakeEvents,
-           nb::sig("def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]"),
            "What changed in the prefix cache since the last call, in order; needs enable_events.");
   BindCodec(module);
   BindEventIndex(module);

@@ -37,12 +37,14 @@ struct PyEventBatch {
 // One event as an object. REQUIRES: what its texts point to lives for ever, as in a manager's
 // events.
 nb::object ToPython(KvEvent event, size_t hash_bytes);
-nb::object ToPython(std::shared_ptr<const events::EventBatch> batch);
+using EventList = Result<"list[BlockStored | BlockRemoved | AllBlocksCleared]">;
+EventList ToPython(std::vector<KvEvent> events, size_t hash_bytes);
 
+using Events = Argument<"Events">;
 // A batch, read without a copy, or any iterable of event objects.
 class EventsArgument {
  public:
-  explicit EventsArgument(nb::handle events);
+  explicit EventsArgument(Events events);
 
   absl::Span<const KvEvent> events() const {
     return batch_ == nullptr ? absl::MakeConstSpan(copies_) : absl::MakeConstSpan(batch_->events);

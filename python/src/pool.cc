@@ -9,12 +9,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
-#include "kvblocks/eviction.h"
 #include "python/src/content.h"
 #include "python/src/events.h"
 
@@ -50,7 +50,7 @@ struct BlockInfo {
   bool is_null;
   bool is_permanent;
   std::optional<GroupId> cached_group;
-  nb::object block_hash;
+  Result<"bytes | None"> block_hash;
 };
 
 BlockInfo InfoOf(const PyPool& self, BlockId id) {
@@ -60,7 +60,8 @@ BlockInfo InfoOf(const PyPool& self, BlockId id) {
           absl::StrCat("block is ", id, ", expected 0 to ", pool.num_blocks() - 1));
   }
   const KvCacheBlock& block = pool.block(id);
-  BlockInfo info{id, block.ref_count, block.is_null, block.is_permanent, std::nullopt, nb::none()};
+  BlockInfo info{id,           block.ref_count,       block.is_null, block.is_permanent,
+                 std::nullopt, nb::object(nb::none())};
   if (block.has_key()) {
     info.cached_group = block.key_group;
     info.block_hash = self.HashOf(id);
@@ -92,23 +93,23 @@ void CheckReferenced(const BlockPool& pool, const char* call, BlockId id) {
   }
 }
 
-nb::object GetNewBlocks(PyPool& self, int64_t k) {
+Result<"list[int] | None"> GetNewBlocks(PyPool& self, int64_t k) {
   BlockPool& pool = self.ToChange("get_new_blocks");
   CheckNumber("get_new_blocks", k);
-  if (!pool.Fits(k, 0)) return nb::none();
+  if (!pool.Fits(k, 0)) return nb::object(nb::none());
   std::vector<BlockId> ids;
   pool.GetNewBlocks(k, ids);
   return ToList(ids);
 }
 
-void Touch(PyPool& self, nb::handle ids) {
+void Touch(PyPool& self, Int32Like ids) {
   BlockPool& pool = self.ToChange("touch");
   const Int32Argument list(ids, "block_ids");
   Check(pool.CheckTouchable(list.values()));
   pool.Touch(list.values());
 }
 
-void FreeBlocks(PyPool& self, nb::handle ids, bool from_back) {
+void FreeBlocks(PyPool& self, Int32Like ids, bool from_back) {
   BlockPool& pool = self.ToChange("free_blocks");
   const Int32Argument list(ids, "block_ids");
   absl::flat_hash_map<BlockId, int32_t> times;
@@ -128,7 +129,7 @@ void FreeBlocks(PyPool& self, nb::handle ids, bool from_back) {
   }
 }
 
-void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int64_t first,
+void CacheFullBlocks(PyPool& self, Int32Like ids, const PyContent& content, int64_t first,
                      std::optional<int64_t> last, std::optional<int64_t> block_size_or_none,
                      GroupId group) {
   BlockPool& pool = self.ToChange("cache_full_blocks");
@@ -170,50 +171,42 @@ void CacheFullBlocks(PyPool& self, nb::handle ids, const PyContent& content, int
   pool.CacheFullBlocks(core, list.values(), first, end, block_size, group);
 }
 
-nb::list TakeEvents(PyPool& self) {
-  nb::list list;
-  for (KvEvent& event : self.ToChange("take_events").TakeEvents()) {
-    list.append(
-        ToPython(std::move(event), self.hash_bytes == 0 ? sizeof(BlockHash) : self.hash_bytes));
-  }
-  return list;
+EventList TakeEvents(PyPool& self) {
+  return ToPython(self.ToChange("take_events").TakeEvents(),
+                  self.hash_bytes == 0 ? sizeof(BlockHash) : self.hash_bytes);
+}
+
+template <auto kGetter>
+auto OfPool(const PyPool& self) {
+  return std::invoke(kGetter, self.pool());
 }
 
 void BindOwnPool(nb::class_<PyPool>& c) {
-  c.def(
-       "__init__",
-       [](PyPool* self, int64_t num_blocks, bool enable_caching, bool enable_events,
-          const std::string& free_order, const std::string& eviction_policy) {
-         auto own = Value(
-             BlockPool::Create({.num_blocks = num_blocks,
-                                .enable_caching = enable_caching,
-                                .enable_events = enable_events,
-                                .free_order = FreeOrderByName(free_order),
-                                .eviction_policy = Value(ParseEvictionPolicy(eviction_policy))}));
-         new (self) PyPool{.own = std::move(own)};
-       },
-       nb::arg("num_blocks"), nb::kw_only(), nb::arg("enable_caching") = true,
-       nb::arg("enable_events") = false, nb::arg("free_order") = "unhashed_first",
-       nb::arg("eviction_policy") = "lru",
-       "num_blocks: the null block, which is block 0, included. The rest as KVCacheManager has "
-       "it.\n\n"
-       "Raises InvalidArgumentError that names the option, ResourceExhaustedError for more than "
-       "memory holds.")
-      .def("get_new_blocks", &GetNewBlocks, nb::arg("k"),
-           nb::sig("def get_new_blocks(self, k: int) -> list[int] | None"),
-           "k blocks in the order of reuse, each with one reference and without a key; None, and "
-           "nothing "
-           "changed, if fewer are free.")
+  using Options = BlockPool::Options;
+  Define(
+      c, "__init__",
+      +[](Options options, PyPool* self, int64_t num_blocks) {
+        options.num_blocks = num_blocks;
+        new (self) PyPool{.own = Value(BlockPool::Create(options))};
+      },
+      "num_blocks: the null block, which is block 0, included. The rest as KVCacheManager has "
+      "it.\n\n"
+      "Raises InvalidArgumentError that names the option, ResourceExhaustedError for more than "
+      "memory holds.",
+      std::tuple(nb::arg("num_blocks")), Parameters(),
+      Parameters(Field("enable_caching", &Options::enable_caching),
+                 Field("enable_events", &Options::enable_events),
+                 Word("free_order", "unhashed_first", &Options::free_order, &FreeOrderByName),
+                 Word("eviction_policy", "lru", &Options::eviction_policy, &EvictionPolicyByName)));
+  c.def("get_new_blocks", &GetNewBlocks, nb::arg("k"),
+        "k blocks in the order of reuse, each with one reference and without a key; None, and "
+        "nothing changed, if fewer are free.")
       .def("touch", &Touch, nb::arg("block_ids"),
-           nb::sig("def touch(self, block_ids: Int32Like) -> None"),
            "One more reference to each: what a look-up found. Null blocks are skipped.")
       .def("free_blocks", &FreeBlocks, nb::arg("block_ids"), nb::kw_only(),
            nb::arg("from_back") = false,
-           nb::sig(
-               "def free_blocks(self, block_ids: Int32Like, *, from_back: bool = False) -> None"),
            "One reference less to each, in the order of their reuse: from_back for a block table, "
-           "whose end "
-           "goes first. Cached content stays until reuse. Null blocks are skipped.\n\n"
+           "whose end goes first. Cached content stays until reuse. Null blocks are skipped.\n\n"
            "Raises InvalidArgumentError, and nothing has changed, for a block without so many "
            "references.")
       .def(
@@ -221,73 +214,55 @@ void BindOwnPool(nb::class_<PyPool>& c) {
           [](PyPool& self, int64_t k) {
             return ToList(Value(self.ToChange("take_permanent_blocks").TakePermanentBlocks(k)));
           },
-          nb::arg("k"), nb::sig("def take_permanent_blocks(self, k: int) -> list[int]"),
+          nb::arg("k"),
           "For the life of the pool (attention sinks). Raises ResourceExhaustedError if they are "
           "not free.")
       .def("cache_full_blocks", &CacheFullBlocks, nb::arg("block_ids"), nb::arg("content"),
            nb::kw_only(), nb::arg("first") = 0, nb::arg("last") = nb::none(),
            nb::arg("block_size") = nb::none(), nb::arg("group") = 0,
-           nb::sig(
-               "def cache_full_blocks(self, block_ids: Int32Like, content: PrefixContent, *, "
-               "first: int = 0, "
-               "last: int | None = None, block_size: int | None = None, group: int = 0) -> None"),
            "Registers positions first to last (default: all) of a block table that holds this "
-           "content; null "
-           "blocks are left out. block_size: tokens per block, by default the content's.\n\n"
+           "content; null blocks are left out. block_size: tokens per block, by default the "
+           "content's.\n\n"
            "Raises InvalidArgumentError for blocks without a reference, cached already or beyond "
            "the content.")
       .def(
           "evict_blocks",
-          [](PyPool& self, nb::handle ids) {
+          [](PyPool& self, Int32Like ids) {
             const Int32Argument list(ids, "block_ids");
             Check(self.ToChange("evict_blocks").EvictBlocks(list.values()));
           },
-          nb::arg("block_ids"), nb::sig("def evict_blocks(self, block_ids: Int32Like) -> None"),
-          "Takes blocks out of the prefix cache; those in use stay in use.")
+          nb::arg("block_ids"), "Takes blocks out of the prefix cache; those in use stay in use.")
       .def(
           "reset_prefix_cache",
           [](PyPool& self) { return self.ToChange("reset_prefix_cache").ResetPrefixCache(); },
           "Forgets all cached content. False, and nothing changed, while a block is referenced.")
       .def("take_events", &TakeEvents,
-           nb::sig("def take_events(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]"),
            "What changed in the prefix cache since the last call, in order; needs enable_events.");
 }
 
 void BindQueries(nb::class_<PyPool>& c) {
-  c.def_prop_ro(
-       "num_blocks", [](const PyPool& p) { return p.pool().num_blocks(); },
-       "The null block included.")
-      .def_prop_ro(
-          "num_free", [](const PyPool& p) { return p.pool().num_free(); },
-          "Unreferenced, cached ones included.")
-      .def_prop_ro(
-          "num_live", [](const PyPool& p) { return p.pool().num_live(); }, "Referenced.")
-      .def_prop_ro("num_permanent", [](const PyPool& p) { return p.pool().num_permanent(); })
-      .def_prop_ro("num_cached", [](const PyPool& p) { return p.pool().num_keyed_blocks(); })
-      .def_prop_ro("num_cached_unreferenced",
-                   [](const PyPool& p) { return p.pool().num_cached_unreferenced(); })
-      .def_prop_ro(
-          "num_keys", [](const PyPool& p) { return p.pool().num_keys(); },
-          "Distinct contents that are cached.")
-      .def_prop_ro(
-          "num_evictions", [](const PyPool& p) { return p.pool().num_evictions(); },
-          "Cached blocks lost to reuse since the pool was made.")
-      .def_prop_ro(
-          "usage", [](const PyPool& p) { return p.pool().usage(); }, "0 to 1.")
-      .def("__len__", [](const PyPool& p) { return p.pool().num_blocks(); })
+  c.def_prop_ro("num_blocks", &OfPool<&BlockPool::num_blocks>, "The null block included.")
+      .def_prop_ro("num_free", &OfPool<&BlockPool::num_free>, "Unreferenced, cached ones included.")
+      .def_prop_ro("num_live", &OfPool<&BlockPool::num_live>, "Referenced.")
+      .def_prop_ro("num_permanent", &OfPool<&BlockPool::num_permanent>)
+      .def_prop_ro("num_cached", &OfPool<&BlockPool::num_keyed_blocks>)
+      .def_prop_ro("num_cached_unreferenced", &OfPool<&BlockPool::num_cached_unreferenced>)
+      .def_prop_ro("num_keys", &OfPool<&BlockPool::num_keys>, "Distinct contents that are cached.")
+      .def_prop_ro("num_evictions", &OfPool<&BlockPool::num_evictions>,
+                   "Cached blocks lost to reuse since the pool was made.")
+      .def_prop_ro("usage", &OfPool<&BlockPool::usage>, "0 to 1.")
+      .def("__len__", &OfPool<&BlockPool::num_blocks>)
       .def("__getitem__", &InfoOf, nb::arg("block_id"))
       .def(
           "find_cached",
-          [](const PyPool& p, nb::handle hash, GroupId group) -> std::optional<BlockId> {
+          [](const PyPool& p, nb::bytes hash, GroupId group) -> std::optional<BlockId> {
             const BlockId id = p.pool().FindCached(HashFrom(hash), group);
             return id == kNullBlockId ? std::nullopt : std::optional<BlockId>(id);
           },
           nb::arg("block_hash"), nb::arg("group") = 0,
-          nb::sig("def find_cached(self, block_hash: bytes, group: int = 0) -> int | None"),
           "The earliest cached block of a group whose content has this hash, or None.")
       .def(
           "free_list", [](const PyPool& p) { return ToList(p.pool().WalkFree()); },
-          nb::sig("def free_list(self) -> list[int]"),
           "Free blocks in the order of their reuse under lru. O(blocks).")
       .def(
           "check_invariants", [](const PyPool& p) { Check(p.pool().CheckInvariants()); },
@@ -303,9 +278,7 @@ void BindPool(nb::module_& module) {
       .def_ro("is_null", &BlockInfo::is_null)
       .def_ro("is_permanent", &BlockInfo::is_permanent, "An attention sink's.")
       .def_ro("cached_group", &BlockInfo::cached_group, "Under which it is cached, or None.")
-      .def_prop_ro(
-          "block_hash", [](const BlockInfo& b) { return b.block_hash; },
-          nb::sig("def block_hash(self) -> bytes | None"))
+      .def_ro("block_hash", &BlockInfo::block_hash)
       .def("__repr__", [](const BlockInfo& b) {
         return absl::StrCat("BlockInfo(block_id=", b.block_id, ", ref_count=", b.ref_count, ")");
       });
@@ -317,12 +290,9 @@ is the manager's, read-only: what would change it raises. One thread at a time.)
   BindOwnPool(pool);
   BindQueries(pool);
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
-      .def_prop_ro(
-          "pool",
-          [](nb::handle_t<PyManager> self) {
-            return PyPool{.owner = nb::borrow(self), .manager = &nb::cast<PyManager&>(self)};
-          },
-          nb::sig("def pool(self) -> BlockPool"));
+      .def_prop_ro("pool", [](nb::handle_t<PyManager> self) {
+        return PyPool{.owner = nb::borrow(self), .manager = &nb::cast<PyManager&>(self)};
+      });
 }
 
 }  // namespace kvblocks::python

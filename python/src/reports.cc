@@ -12,7 +12,7 @@
 namespace kvblocks::python {
 namespace {
 
-nb::dict ToDict(const MissCounts& counts) {
+Result<"dict[str, int]"> ToDict(const MissCounts& counts) {
   nb::dict dict;
   for (size_t i = 0; i < kNumMissReasons; ++i) {
     if (counts[i] == 0) continue;
@@ -23,7 +23,7 @@ nb::dict ToDict(const MissCounts& counts) {
 
 std::string NameOf(MissReason reason) { return std::string(MissReasonName(reason)); }
 
-nb::object Explain(const PyManager& self, const PyRequest& request) {
+LookupExplanation Explain(const PyManager& self, const PyRequest& request) {
   CheckUse(self);
   CheckOwner(self, request);
   absl::StatusOr<LookupExplanation> why;
@@ -31,7 +31,7 @@ nb::object Explain(const PyManager& self, const PyRequest& request) {
     const ManagerUse use(self, true);
     why = ExplainLookup(*self.core, *request.core);
   }
-  return nb::cast(Value(std::move(why)));
+  return Value(std::move(why));
 }
 
 void BindStats(nb::module_& module) {
@@ -48,11 +48,9 @@ void BindStats(nb::module_& module) {
       .def_ro("reset", &PrefixCacheStats::reset, "The prefix cache was reset in between.")
       .def_prop_ro(
           "missed", [](const PrefixCacheStats& s) { return ToDict(s.missed); },
-          nb::sig("def missed(self) -> dict[str, int]"),
           "Missed tokens by reason, of admissions that were recorded with an explanation.")
-      .def_prop_ro(
-          "preempted_missed", [](const PrefixCacheStats& s) { return ToDict(s.preempted_missed); },
-          nb::sig("def preempted_missed(self) -> dict[str, int]"))
+      .def_prop_ro("preempted_missed",
+                   [](const PrefixCacheStats& s) { return ToDict(s.preempted_missed); })
       .def("__repr__", [](const PrefixCacheStats& s) {
         return absl::StrCat("PrefixCacheStats(requests=", s.requests, ", queries=", s.queries,
                             ", hits=", s.hits, ", preempted_requests=", s.preempted_requests, ")");
@@ -70,8 +68,6 @@ void BindStats(nb::module_& module) {
                                               why == nullptr ? nullptr : &missed);
           },
           nb::arg("request"), nb::arg("num_hit_tokens"), nb::arg("explanation").none() = nb::none(),
-          nb::sig("def record_prefix_cache_stats(self, request: Request, num_hit_tokens: int, "
-                  "explanation: LookupExplanation | None = None) -> None"),
           "Counts an admission; with an explanation, also why the other tokens were missed.")
       .def(
           "take_prefix_cache_stats",
@@ -81,7 +77,6 @@ void BindStats(nb::module_& module) {
           },
           "The counters, which then start again from zero.")
       .def("explain_lookup", &Explain, nb::arg("request"),
-           nb::sig("def explain_lookup(self, request: Request) -> LookupExplanation"),
            "Where the tokens went that a look-up does not hit. Call it before allocate_slots. With "
            "lookup_history_blocks it tells evicted blocks from content never seen. O(tokens) "
            "probes.");
@@ -124,10 +119,9 @@ void BindExplanation(nb::module_& module) {
       .def_ro("stop_block", &GroupReach::stop_block,
               "The first block that a longer hit lacks, or None.")
       .def_ro("absence", &GroupReach::absence);
-  nb::class_<LookupExplanation>(
-      module, "LookupExplanation",
-      "How many tokens of a look-up were hit, and why each other was not. "
-      "str() says it in a few lines.")
+  nb::class_<LookupExplanation>(module, "LookupExplanation",
+                                "How many tokens of a look-up were hit, and why each other was "
+                                "not. str() says it in a few lines.")
       .def_ro("num_tokens", &LookupExplanation::num_tokens)
       .def_ro("num_hit_tokens", &LookupExplanation::num_hit_tokens)
       .def_ro("hit_alignment", &LookupExplanation::hit_alignment)
@@ -135,9 +129,8 @@ void BindExplanation(nb::module_& module) {
       .def_ro("groups", &LookupExplanation::groups)
       .def_ro("has_history", &LookupExplanation::has_history)
       .def_ro("num_removals_remembered", &LookupExplanation::num_removals_remembered)
-      .def_prop_ro(
-          "tokens_by_reason", [](const LookupExplanation& e) { return ToDict(e.TokensByReason()); },
-          nb::sig("def tokens_by_reason(self) -> dict[str, int]"))
+      .def_prop_ro("tokens_by_reason",
+                   [](const LookupExplanation& e) { return ToDict(e.TokensByReason()); })
       .def("__str__", &LookupExplanation::ToString);
 }
 

@@ -7,27 +7,22 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <functional>
+
 #include "absl/strings/str_cat.h"
 #include "python/src/content.h"
 
 namespace kvblocks::python {
 namespace {
 
-PyRequest NewRequest(nb::handle_t<PyManager> owner, std::string id, nb::handle token_ids,
-                     std::string lora_name, std::string lora_path, std::optional<int64_t> lora_id,
-                     std::string cache_salt, const std::vector<FeatureTuple>& features,
-                     std::optional<std::string> session_id, bool skip_reading_prefix_cache,
-                     bool report_reused_blocks) {
+using RequestOptions = KvCacheManager::RequestOptions;
+
+PyRequest NewRequest(RequestOptions options, nb::handle_t<PyManager> owner, std::string id,
+                     Int32Like token_ids) {
   auto& manager = nb::cast<PyManager&>(owner);
   CheckUse(manager);
-  KvCacheManager::RequestOptions options{
-      .id = std::move(id),
-      .content = ContentOptions(token_ids, std::move(lora_name), std::move(lora_path),
-                                std::move(cache_salt), features),
-      .skip_reading_prefix_cache = skip_reading_prefix_cache,
-      .report_reused_blocks = report_reused_blocks};
-  options.content.lora_id = lora_id;
-  options.content.session_id = std::move(session_id);
+  options.id = std::move(id);
+  options.content.token_ids = TokensFrom(token_ids);
   absl::StatusOr<std::unique_ptr<Request>> core;
   {
     const ManagerUse use(manager,
@@ -38,7 +33,7 @@ PyRequest NewRequest(nb::handle_t<PyManager> owner, std::string id, nb::handle t
 }
 
 PyRequest NewRequestFromHashes(nb::handle_t<PyManager> owner, std::string id, int64_t num_tokens,
-                               nb::handle hashes, std::optional<std::string> session_id,
+                               Hashes hashes, std::optional<std::string> session_id,
                                bool skip_reading_prefix_cache) {
   auto& manager = nb::cast<PyManager&>(owner);
   CheckUse(manager);
@@ -48,7 +43,7 @@ PyRequest NewRequestFromHashes(nb::handle_t<PyManager> owner, std::string id, in
                                                std::move(session_id), skip_reading_prefix_cache)));
 }
 
-void AppendTokens(PyRequest& self, nb::handle tokens) {
+void AppendTokens(PyRequest& self, Argument<"int | Int32Like"> tokens) {
   CheckUse(*self.manager);
   if (PyLong_CheckExact(tokens.ptr())) {
     const auto token = nb::cast<TokenId>(tokens);
@@ -59,13 +54,13 @@ void AppendTokens(PyRequest& self, nb::handle tokens) {
   Check(self.core->AppendOutputTokens(list.values()));
 }
 
-void AppendHashedTokens(PyRequest& self, int64_t num_tokens, nb::handle hashes) {
+void AppendHashedTokens(PyRequest& self, int64_t num_tokens, Hashes hashes) {
   CheckUse(*self.manager);
   Check(self.core->AppendHashedTokens(num_tokens, HashesFrom(hashes)));
 }
 
 // One call for all that an engine with requests of its own has to set.
-void Sync(PyRequest& self, int64_t num_tokens, nb::handle block_hashes, int64_t num_computed_tokens,
+void Sync(PyRequest& self, int64_t num_tokens, Hashes block_hashes, int64_t num_computed_tokens,
           int64_t num_inflight_tokens) {
   CheckUse(*self.manager);
   Request& core = *self.core;
@@ -100,7 +95,17 @@ RequestStatus ParseStatus(const std::string& name) {
         absl::StrCat("status is \"", name, "\", expected waiting, running, preempted or finished"));
 }
 
-nb::object BlockHashOf(const PyRequest& self, int64_t index, std::optional<int64_t> block_size) {
+template <auto kGetter>
+auto OfRequest(const PyRequest& self) {
+  return std::invoke(kGetter, *self.core);
+}
+template <auto kSetter>
+void SetInRequest(PyRequest& self, int64_t value) {
+  self.OnChange();
+  std::invoke(kSetter, *self.core, value);
+}
+
+nb::bytes BlockHashOf(const PyRequest& self, int64_t index, std::optional<int64_t> block_size) {
   CheckUse(*self.manager);
   const PrefixContent& content = self.core->content();
   return ToBytes(*self.manager->core, Value(content.HashOfBlockAt(
@@ -113,35 +118,23 @@ void BindRequest(nb::module_& module) {
   nb::class_<PyRequest>(
       module, "Request",
       "One sequence, made by KVCacheManager.new_request. The scheduler moves its counters; the "
-      "manager "
-      "keeps its block tables. Its blocks are freed when the last reference to it goes.")
-      .def_prop_ro("id", [](const PyRequest& r) { return r.core->id(); })
-      .def_prop_ro(
-          "num_tokens", [](const PyRequest& r) { return r.core->num_tokens(); },
-          "Prompt and accepted output; drafts never count.")
-      .def_prop_ro("num_prompt_tokens",
-                   [](const PyRequest& r) { return r.core->num_prompt_tokens(); })
+      "manager keeps its block tables. Its blocks are freed when the last reference to it goes.")
+      .def_prop_ro("id", &OfRequest<&Request::id>)
+      .def_prop_ro("num_tokens", &OfRequest<&Request::num_tokens>,
+                   "Prompt and accepted output; drafts never count.")
+      .def_prop_ro("num_prompt_tokens", &OfRequest<&Request::num_prompt_tokens>)
+      .def_prop_rw("num_computed_tokens", &OfRequest<&Request::num_computed_tokens>,
+                   &SetInRequest<&Request::set_num_computed_tokens>,
+                   "Tokens computed or scheduled; the scheduler advances it. Checked by the next "
+                   "allocate_slots.")
+      .def_prop_rw("num_inflight_tokens", &OfRequest<&Request::num_inflight_tokens>,
+                   &SetInRequest<&Request::set_num_inflight_tokens>,
+                   "The part of num_computed_tokens whose step has not been processed yet.")
       .def_prop_rw(
-          "num_computed_tokens", [](const PyRequest& r) { return r.core->num_computed_tokens(); },
-          [](PyRequest& r, int64_t n) {
-            r.OnChange();
-            r.core->set_num_computed_tokens(n);
-          },
-          "Tokens computed or scheduled; the scheduler advances it. Checked by the next "
-          "allocate_slots.")
-      .def_prop_rw(
-          "num_inflight_tokens", [](const PyRequest& r) { return r.core->num_inflight_tokens(); },
-          [](PyRequest& r, int64_t n) {
-            r.OnChange();
-            r.core->set_num_inflight_tokens(n);
-          },
-          "The part of num_computed_tokens whose step has not been processed yet.")
-      .def_prop_rw(
-          "shared_prefix_boundary",
-          [](const PyRequest& r) { return r.core->shared_prefix_boundary(); },
+          "shared_prefix_boundary", &OfRequest<&Request::shared_prefix_boundary>,
           [](PyRequest& r, int64_t n) { r.core->set_shared_prefix_boundary(n); },
-          "Tokens of a prefix that others share; blocks around it are kept where registration "
-          "is sparse. 0: none.")
+          "Tokens of a prefix that others share; blocks around it are kept where registration is "
+          "sparse. 0: none.")
       .def_prop_rw(
           "status",
           [](const PyRequest& r) { return kStatusNames[static_cast<int>(r.core->status())]; },
@@ -150,7 +143,7 @@ void BindRequest(nb::module_& module) {
             r.OnChange();
           },
           "\"waiting\", \"running\", \"preempted\" or \"finished\".")
-      .def_prop_ro("num_preemptions", [](const PyRequest& r) { return r.core->num_preemptions(); })
+      .def_prop_ro("num_preemptions", &OfRequest<&Request::num_preemptions>)
       .def_prop_ro(
           "num_hashes", [](const PyRequest& r) { return r.core->content().hashes().size(); },
           "Blocks of hash_block_size tokens that have a hash.")
@@ -163,36 +156,23 @@ void BindRequest(nb::module_& module) {
           },
           "After KVCacheManager.free: computed tokens to 0, status preempted, one more preemption.")
       .def("append_tokens", &AppendTokens, nb::arg("tokens"),
-           nb::sig("def append_tokens(self, tokens: int | Int32Like) -> None"),
            "Accepted output, one token or several.\n\nRaises InvalidArgumentError for a request "
-           "made "
-           "from hashes.")
+           "made from hashes.")
       .def("append_hashed_tokens", &AppendHashedTokens, nb::arg("num_tokens"), nb::arg("hashes"),
-           nb::sig("def append_hashed_tokens(self, num_tokens: int, hashes: Hashes) -> None"),
            "The same of a request made from hashes: exactly those of the blocks that the tokens "
            "complete.")
-      .def("sync", &Sync, nb::kw_only(), nb::arg("num_tokens"), nb::arg("block_hashes"),
-           nb::arg("num_computed_tokens"), nb::arg("num_inflight_tokens") = 0,
-           nb::sig(
-               "def sync(self, *, num_tokens: int, block_hashes: Hashes, num_computed_tokens: int, "
-               "num_inflight_tokens: int = 0) -> None"),
-           "For engines with requests of their own, made from hashes: takes over the tokens and "
-           "hashes "
-           "that came since, and the counters. block_hashes: all of the request's so far.\n\n"
-           "Raises InvalidArgumentError if num_tokens shrinks or a hash is missing or too many.")
+      .def(
+          "sync", &Sync, nb::kw_only(), nb::arg("num_tokens"), nb::arg("block_hashes"),
+          nb::arg("num_computed_tokens"), nb::arg("num_inflight_tokens") = 0,
+          "For engines with requests of their own, made from hashes: takes over the tokens and "
+          "hashes that came since, and the counters. block_hashes: all of the request's so far.\n\n"
+          "Raises InvalidArgumentError if num_tokens shrinks or a hash is missing or too many.")
       .def("block_hash", &BlockHashOf, nb::arg("index"), nb::arg("block_size") = nb::none(),
-           nb::sig("def block_hash(self, index: int, block_size: int | None = None) -> bytes"),
            "Hash of block `index` of block_size tokens (default: hash_block_size).")
-      .def_prop_ro(
-          "block_hashes",
-          [](const PyRequest& r) {
-            nb::list hashes;
-            for (const BlockHash& hash : r.core->content().hashes()) {
-              hashes.append(ToBytes(*r.manager->core, hash));
-            }
-            return hashes;
-          },
-          nb::sig("def block_hashes(self) -> list[bytes]"))
+      .def_prop_ro("block_hashes",
+                   [](const PyRequest& r) {
+                     return ToBytesList(r.core->content().hashes(), HashBytesOf(*r.manager->core));
+                   })
       .def("__repr__", [](const PyRequest& r) {
         return absl::StrCat("Request(id='", r.core->id(), "', num_tokens=", r.core->num_tokens(),
                             ", num_computed_tokens=", r.core->num_computed_tokens(), ", status='",
@@ -200,19 +180,10 @@ void BindRequest(nb::module_& module) {
       });
 
   nb::class_<PyManager> manager = nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"));
-  manager
-      .def(
-          "new_request", &NewRequest, nb::arg("id"), nb::arg("token_ids"), nb::kw_only(),
-          nb::arg("lora_name") = "", nb::arg("lora_path") = "", nb::arg("lora_id") = nb::none(),
-          nb::arg("cache_salt") = "", nb::arg("features") = nb::tuple(),
-          nb::arg("session_id") = nb::none(), nb::arg("skip_reading_prefix_cache") = false,
-          nb::arg("report_reused_blocks") = false,
-          nb::sig("def new_request(self, id: str, token_ids: Int32Like, *, lora_name: str = '', "
-                  "lora_path: str = '', lora_id: int | None = None, cache_salt: str = '', "
-                  "features: Sequence[tuple[str, int, int]] = (), session_id: str | None = None, "
-                  "skip_reading_prefix_cache: bool = False, report_reused_blocks: bool = False) "
-                  "-> Request"),
-          R"(A request whose prompt is these tokens: a list, or any contiguous buffer of int32 or
+  const auto content = KVBLOCKS_AT(content);
+  Define(
+      manager, "new_request", &NewRequest,
+      R"(A request whose prompt is these tokens: a list, or any contiguous buffer of int32 or
 int64.
 
 Requests share blocks only if lora_name, lora_path, cache_salt and features are equal, too.
@@ -220,17 +191,23 @@ features: (identifier, offset, length) of images and the like, in tokens, sorted
 session_id only appear in events. skip_reading_prefix_cache: look-ups give nothing.
 report_reused_blocks: look-ups with hits emit BlockStored; needs enable_events.
 
-Hashes the prompt, some 10 ns per token. Raises InvalidArgumentError that names what is wrong.)")
-      .def(
-          "new_request_from_hashes", &NewRequestFromHashes, nb::arg("id"), nb::arg("num_tokens"),
-          nb::arg("hashes"), nb::kw_only(), nb::arg("session_id") = nb::none(),
-          nb::arg("skip_reading_prefix_cache") = false,
-          nb::sig(
-              "def new_request_from_hashes(self, id: str, num_tokens: int, hashes: Hashes, *, "
-              "session_id: str | None = None, skip_reading_prefix_cache: bool = False) -> Request"),
-          "From block hashes of hash_block_size tokens that the caller computed: one for each full "
-          "block, as bytes objects of at most 32 bytes, or 32 bytes each in one buffer.\n\n"
-          "Raises InvalidArgumentError for a wrong number of hashes.");
+Hashes the prompt, some 10 ns per token. Raises InvalidArgumentError that names what is wrong.)",
+      std::tuple(nb::arg("id"), nb::arg("token_ids")), Parameters(),
+      std::tuple_cat(
+          LoraParameters(content),
+          Parameters(Optional<std::optional<int64_t>>("lora_id", KVBLOCKS_AT(content.lora_id))),
+          SaltAndFeatures(content),
+          Parameters(
+              Optional<std::optional<std::string>>("session_id", KVBLOCKS_AT(content.session_id)),
+              Field("skip_reading_prefix_cache", &RequestOptions::skip_reading_prefix_cache),
+              Field("report_reused_blocks", &RequestOptions::report_reused_blocks))));
+  manager.def(
+      "new_request_from_hashes", &NewRequestFromHashes, nb::arg("id"), nb::arg("num_tokens"),
+      nb::arg("hashes"), nb::kw_only(), nb::arg("session_id") = nb::none(),
+      nb::arg("skip_reading_prefix_cache") = false,
+      "From block hashes of hash_block_size tokens that the caller computed: one for each full "
+      "block, as bytes objects of at most 32 bytes, or 32 bytes each in one buffer.\n\n"
+      "Raises InvalidArgumentError for a wrong number of hashes.");
 }
 
 }  // namespace kvblocks::python

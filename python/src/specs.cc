@@ -114,7 +114,7 @@ KvCacheSpec MakeSpec(const std::string& kind_name, const nb::kwargs& fields) {
   return Value(KvCacheSpec::Create(kind, options));
 }
 
-nb::dict FieldsOf(const KvCacheSpec& spec) {
+Result<"dict[str, Any]"> FieldsOf(const KvCacheSpec& spec) {
   nb::dict fields;
   ForEachSpecField([&](const SpecField& field, auto member) {
     if (field.In(spec.kind()))
@@ -139,15 +139,13 @@ void BindSpecs(nb::module_& module) {
   nb::class_<KvCacheSpec>(
       module, "KVCacheSpec",
       "What one layer stores. Immutable, hashable. Made by the functions of kvblocks.specs.")
-      .def_static(
-          "create", &MakeSpec, nb::arg("kind"), nb::arg("fields"),
-          nb::sig("def create(kind: str, **fields: Any) -> KVCacheSpec"),
-          "A spec of a kind by its name, \"full_attention\" for one; fields as the functions of "
-          "kvblocks.specs have them.\n\nRaises InvalidArgumentError that names the field, its "
-          "value and the limit.")
+      .def_static("create", &MakeSpec, nb::arg("kind"), nb::arg("fields"),
+                  nb::sig("def create(kind: str, **fields: Any) -> KVCacheSpec"),
+                  "A spec of a kind by its name, \"full_attention\" for one; fields as the "
+                  "functions of kvblocks.specs have them.\n\nRaises InvalidArgumentError that "
+                  "names the field, its value and the limit.")
       .def_prop_ro("kind", [](const KvCacheSpec& s) { return std::string(s.kind_name()); })
-      .def_prop_ro("fields", &FieldsOf, nb::sig("def fields(self) -> dict[str, Any]"),
-                   "The fields of its kind, defaults filled in.")
+      .def_prop_ro("fields", &FieldsOf, "The fields of its kind, defaults filled in.")
       .def_prop_ro("block_size", &KvCacheSpec::block_size, "Tokens per block.")
       .def_prop_ro("num_kv_heads", &KvCacheSpec::num_kv_heads)
       .def_prop_ro("head_size", &KvCacheSpec::head_size)

@@ -18,7 +18,7 @@ namespace {
 
 // REQUIRES of all: the request is alive; `owner` keeps it so.
 struct PyBlockTable {
-  nb::object owner;
+  Result<"Request"> owner;
   PyRequest* request;
   GroupId group;
   uint64_t generation;
@@ -26,10 +26,9 @@ struct PyBlockTable {
   absl::Span<const BlockId> blocks() const {
     CheckUse(*request->manager);
     if (generation != request->generation) {
-      Raise("StaleBlockTableError",
-            absl::StrCat("block table of request ", request->core->id(),
-                         ": the request has given its blocks back; get_blocks again after the next "
-                         "allocate_slots"));
+      Raise("StaleBlockTableError", absl::StrCat("block table of request ", request->core->id(),
+                                                 ": the request has given its blocks back; "
+                                                 "get_blocks again after the next allocate_slots"));
     }
     return request->manager->core->GetBlocks(*request->core, group);
   }
@@ -127,7 +126,7 @@ nb::object AsArray(nb::handle object) {
   return nb::module_::import_("numpy").attr("asarray")(object);
 }
 
-nb::object TableArray(nb::handle_t<PyBlockTable> self) {
+Int32Array TableArray(nb::handle_t<PyBlockTable> self) {
   (void)nb::cast<const PyBlockTable&>(self).blocks();  // numpy would hide why there is no buffer
   return AsArray(self);
 }
@@ -166,16 +165,9 @@ nb::class_<T> BindValue(nb::module_& module, const char* name, const char* doc) 
       .def(
           "block_ids",
           [](const T& value) {
-            PyObject* lists = PyTuple_New(static_cast<Py_ssize_t>(NumGroups(value)));
-            if (lists == nullptr) nb::raise_python_error();
-            auto out = nb::steal<nb::tuple>(lists);
-            for (size_t g = 0; g < NumGroups(value); ++g) {
-              NB_TUPLE_SET_ITEM(lists, static_cast<Py_ssize_t>(g),
-                                ToList(ListOf(value, g)).release().ptr());
-            }
-            return out;
+            return ToLists(NumGroups(value), [&](size_t g) { return ListOf(value, g); });
           },
-          nb::sig("def block_ids(self) -> tuple[list[int], ...]"), "Per group a list of ids.")
+          "Per group a list of ids.")
       .def_prop_ro(
           "num_blocks",
           [](const T& value) {
@@ -186,14 +178,9 @@ nb::class_<T> BindValue(nb::module_& module, const char* name, const char* doc) 
           "Over all groups.");
 }
 
-ComputedBlocks MakeComputedBlocks(const std::vector<std::vector<BlockId>>& lists,
-                                  int64_t num_tokens) {
-  return ComputedBlocks(HitLists(lists.begin(), lists.end()), num_tokens);
-}
-
 }  // namespace
 
-nb::object MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns) {
+Int32Array MakeArray(nb::handle owner, absl::Span<const int32_t> numbers, size_t columns) {
   return AsArray(nb::cast(PyNumbers{nb::borrow(owner), numbers, columns}));
 }
 
@@ -202,19 +189,16 @@ void BindTables(nb::module_& module) {
   BindValue<PyBlocks>(
       module, "Blocks",
       "The blocks that one allocate_slots took, per group: a value that stays as it is.");
-  BindValue<ComputedBlocks>(
-      module, "ComputedBlocks",
-      "The answer of a prefix look-up, for allocate_slots of the same request. Pins "
-      "nothing: a list gone stale is refused.")
+  BindValue<ComputedBlocks>(module, "ComputedBlocks",
+                            "The answer of a prefix look-up, for allocate_slots of the same "
+                            "request. Pins nothing: a list gone stale is refused.")
       .def(
           "__init__",
           [](ComputedBlocks* self, const std::vector<std::vector<BlockId>>& lists,
              int64_t num_tokens) {
-            new (self) ComputedBlocks(MakeComputedBlocks(lists, num_tokens));
+            new (self) ComputedBlocks(HitLists(lists.begin(), lists.end()), num_tokens);
           },
           nb::arg("lists") = nb::tuple(), nb::arg("num_tokens") = 0,
-          nb::sig("def __init__(self, lists: Sequence[Sequence[int]] = (), num_tokens: int = 0) -> "
-                  "None"),
           "Lists put together by the caller, one per group; allocate_slots checks every block of "
           "them.")
       .def_prop_ro("num_tokens", &ComputedBlocks::num_tokens, "Tokens that need not be computed.")
@@ -237,31 +221,24 @@ they stay as the table was at that moment and readable for ever.)")
             return blocks[IndexIn(index, blocks.size())];
           },
           nb::arg("index"))
-      .def("numpy", &TableArray, nb::sig("def numpy(self) -> NDArray[numpy.int32]"),
-           "numpy.asarray(self).")
+      .def("numpy", &TableArray, "numpy.asarray(self).")
       // numpy takes the buffer; it comes here where there is none, and would make an array of one
       // object.
       .def(
           "__array__",
-          [](nb::handle_t<PyBlockTable> self, nb::object dtype, nb::object) {
+          [](nb::handle_t<PyBlockTable> self, AnyObject dtype,
+             std::optional<bool>) -> Result<"NDArray[Any]"> {
             return TableArray(self).attr("astype")(dtype.is_none() ? nb::cast("int32") : dtype);
           },
-          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none(),
-          nb::sig(
-              "def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]"))
-      .def(
-          "tolist", [](const PyBlockTable& t) { return ToList(t.blocks()); },
-          nb::sig("def tolist(self) -> list[int]"))
+          nb::arg("dtype") = nb::none(), nb::arg("copy") = nb::none())
+      .def("tolist", [](const PyBlockTable& t) { return ToList(t.blocks()); })
       .def_prop_ro("is_stale",
                    [](const PyBlockTable& t) { return t.generation != t.request->generation; })
-      .def_prop_ro(
-          "request", [](const PyBlockTable& t) { return t.owner; },
-          nb::sig("def request(self) -> Request"))
+      .def_ro("request", &PyBlockTable::owner)
       .def_ro("group", &PyBlockTable::group);
 
   nb::borrow<nb::class_<PyManager>>(module.attr("KVCacheManager"))
       .def("get_blocks", &GetBlocks, nb::arg("request"), nb::arg("group") = 0,
-           nb::sig("def get_blocks(self, request: Request, group: int = 0) -> BlockTable"),
            "One group's block table, without a copy. Raises NotFoundError for no such group.");
 }
 

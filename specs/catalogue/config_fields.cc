@@ -1,8 +1,11 @@
 #include "specs/catalogue/config_fields.h"
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "checks/field_error.h"
 #include "simdjson.h"
 
@@ -157,6 +160,31 @@ int64_t ConfigFields::Int(std::string_view field, int64_t low, int64_t high,
   return OptionalInt(field, low, high).value_or(default_value);
 }
 
+double ConfigFields::Number(std::string_view field, double low, double high, double default_value) {
+  const auto element = Find(document_->entered, field);
+  double value = default_value;
+  if (!element || (!element->get(value) && value >= low && value <= high)) return value;
+  Refuse(field, Shown(*element), absl::StrCat("a number from ", low, " to ", high));
+  return default_value;
+}
+
+std::string ConfigFields::Word(std::string_view field, const std::vector<std::string>& words) {
+  const auto element = Find(document_->entered, field);
+  std::string_view value;
+  if (!element) return words.front();
+  if (!element->get(value) && std::ranges::find(words, value) != words.end()) {
+    return std::string(value);
+  }
+  Refuse(field, Shown(*element), absl::StrCat("one of ", absl::StrJoin(words, ", ")));
+  return words.front();
+}
+
+std::optional<ConfigFields> ConfigFields::Object(std::string_view field) const {
+  const auto element = Find(document_->entered, field);
+  if (!element || !element->is_object()) return std::nullopt;
+  return Parse(simdjson::minify(*element)).value();
+}
+
 // Of the entered object or, if it lacks an inherited field, of the whole.
 template <typename T>
 std::optional<T> ConfigFields::Value(std::string_view field, bool inherited,
@@ -210,10 +238,9 @@ std::optional<std::vector<T>> ConfigFields::List(std::string_view field, std::st
 
 std::optional<std::vector<int64_t>> ConfigFields::Ints(std::string_view field, int64_t low,
                                                        int64_t high) {
-  return List<int64_t>(field, RangeText("a list of whole numbers", low, high),
-                       [&](const dom::element& inner, int64_t& value) {
-                         return ToInt(inner, low, high, &value);
-                       });
+  return List<int64_t>(
+      field, RangeText("a list of whole numbers", low, high),
+      [&](const dom::element& inner, int64_t& value) { return ToInt(inner, low, high, &value); });
 }
 
 std::optional<std::vector<std::string>> ConfigFields::Strings(std::string_view field) {

@@ -5,7 +5,7 @@
 // once. The whole text is checked first: its size and depth, that it is JSON, and that no object
 // has a key twice.
 //
-// For the readers of this folder only. The text must outlive nothing: all of it is copied.
+// The text must outlive nothing: all of it is copied.
 
 #ifndef KVBLOCKS_SPECS_CATALOGUE_CONFIG_FIELDS_H_
 #define KVBLOCKS_SPECS_CATALOGUE_CONFIG_FIELDS_H_
@@ -39,7 +39,12 @@ class ConfigFields {
   int64_t Int(std::string_view field, int64_t low, int64_t high);
   int64_t Int(std::string_view field, int64_t low, int64_t high, int64_t default_value);
   std::optional<int64_t> OptionalInt(std::string_view field, int64_t low, int64_t high);
+  double Number(std::string_view field, double low, double high, double default_value);
   bool Bool(std::string_view field, bool default_value);
+  // One of `words`, by default the first.
+  std::string Word(std::string_view field, const std::vector<std::string>& words);
+  // The fields of an object in the entered one, if there is one; its status is its own.
+  std::optional<ConfigFields> Object(std::string_view field) const;
   std::optional<std::string> String(std::string_view field);
   std::optional<std::vector<int64_t>> Ints(std::string_view field, int64_t low, int64_t high);
   std::optional<std::vector<std::string>> Strings(std::string_view field);
@@ -55,6 +60,8 @@ class ConfigFields {
   // Notes a problem with a field: "FIELD: got GOT, expected EXPECTED (HINT)".
   void Refuse(std::string_view field, std::string_view got, std::string_view expected,
               std::string_view hint = "");
+  // Notes a problem that somebody else found.
+  void Refuse(const absl::Status& status) { status_.Update(status); }
   // Refuses a field that must not be there.
   void RefuseIfPresent(std::string_view field, std::string_view expected);
 

@@ -348,12 +348,7 @@ DType DTypeFrom(const char* op, nb::handle dtype) {
   std::string_view name = text;
   if (const size_t dot = name.rfind('.'); dot != name.npos)
     name.remove_prefix(dot + 1);  // torch.bfloat16
-  std::string all;
-  for (const NamedType& known : kTypes) {
-    if (name == known.name) return known.dtype;
-    absl::StrAppend(&all, all.empty() ? "" : ", ", known.name);
-  }
-  Raise("InvalidArgumentError", absl::StrCat(op, ": dtype is ", text, "; one of ", all));
+  return EntryNamed(name, kTypes, &NamedType::name, absl::StrCat(op, ": dtype")).dtype;
 }
 
 const char* DTypeName(DType dtype) {
@@ -363,7 +358,8 @@ const char* DTypeName(DType dtype) {
   return "?";
 }
 
-PyTensor::PyTensor(nb::handle the_array, nb::handle dtype) : array(nb::borrow(the_array)) {
+PyTensor::PyTensor(Argument<"Array"> the_array, Argument<"Any"> dtype)
+    : array(nb::borrow(the_array)) {
   if (dtype.is_none()) {
     imported = Import("Tensor", "array", array, &held);
     return;
@@ -378,12 +374,21 @@ PyTensor::PyTensor(nb::handle the_array, nb::handle dtype) : array(nb::borrow(th
   }
 }
 
+Result<"tuple[int, ...]"> TupleOf(absl::Span<const int64_t> numbers) {
+  nb::list list;
+  for (const int64_t number : numbers) list.append(number);
+  return nb::tuple(list);
+}
+
+namespace {
+template <typename Member>
+auto ExtentsOf(const PyTensor& tensor, Member member) {
+  const TensorView& view = tensor.imported.view;
+  return TupleOf(absl::MakeConstSpan(view.*member).first(static_cast<size_t>(view.rank)));
+}
+}  // namespace
+
 void BindTensor(nb::module_& module) {
-  const auto tuple = [](const std::array<int64_t, kMaxRank>& numbers, int rank) {
-    nb::list list;
-    for (int i = 0; i < rank; ++i) list.append(numbers[i]);
-    return nb::tuple(list);
-  };
   nb::class_<PyTensor>(module, "Tensor",
                        R"(An array that was described once: memory, shape, strides, type, device.
 
@@ -392,29 +397,17 @@ caches, workspaces and the fixed buffers of a captured graph. With `dtype` the s
 as another type of the same size: a uint8 array as "float8_e4m3fn", a uint16 array as "bfloat16".
 Keeps the array alive, and copies nothing. The array must not be given other memory meanwhile
 (torch's resize_ and set_).)")
-      .def(nb::init<nb::handle, nb::handle>(), nb::arg("array"), nb::arg("dtype") = nb::none(),
-           nb::sig("def __init__(self, array: Array, dtype: Any = None) -> None"),
+      .def(nb::init<Argument<"Array">, Argument<"Any">>(), nb::arg("array"),
+           nb::arg("dtype") = nb::none(),
            "dtype: a name, as numpy and torch have them, or a dtype object. Raises "
-           "InvalidArgumentError for "
-           "negative strides, other devices, types that no operation takes, or another element "
-           "size.")
+           "InvalidArgumentError for negative strides, other devices, types that no operation "
+           "takes, or another element size.")
+      .def_ro("array", &PyTensor::array)
+      .def_prop_ro("shape", [](const PyTensor& t) { return ExtentsOf(t, &TensorView::extent); })
       .def_prop_ro(
-          "array", [](const PyTensor& t) { return t.array; }, nb::sig("def array(self) -> Any"))
-      .def_prop_ro(
-          "shape",
-          [tuple](const PyTensor& t) {
-            return tuple(t.imported.view.extent, t.imported.view.rank);
-          },
-          nb::sig("def shape(self) -> tuple[int, ...]"))
-      .def_prop_ro(
-          "strides",
-          [tuple](const PyTensor& t) {
-            return tuple(t.imported.view.stride, t.imported.view.rank);
-          },
-          nb::sig("def strides(self) -> tuple[int, ...]"), "In elements.")
-      .def_prop_ro(
-          "dtype", [](const PyTensor& t) { return DTypeName(t.imported.view.dtype); },
-          nb::sig("def dtype(self) -> str"))
+          "strides", [](const PyTensor& t) { return ExtentsOf(t, &TensorView::stride); },
+          "In elements.")
+      .def_prop_ro("dtype", [](const PyTensor& t) { return DTypeName(t.imported.view.dtype); })
       .def_prop_ro(
           "device", [](const PyTensor& t) { return attention::Name(t.imported.view.device); },
           "\"host\", \"pinned host\", \"cuda:0\".")

@@ -14,13 +14,20 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
+#include <functional>
+#include <iterator>
 #include <string>
+#include <string_view>
 
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/types/span.h"
 #include "kvblocks/tensor_view.h"
+#include "python/src/errors.h"
+#include "python/src/parameters.h"
 
 namespace kvblocks::python {
-
-namespace nb = nanobind;
 
 // What keeps a description valid; Release gives it back. Trivial, so that a call may have many
 // unused.
@@ -46,6 +53,21 @@ ImportedArray Import(const char* op, const char* name, nb::handle array, Held* h
 // others null (the legacy default stream).
 void* CurrentStream(nb::handle array, attention::DeviceId device);
 
+Result<"tuple[int, ...]"> TupleOf(absl::Span<const int64_t> numbers);
+
+// The entry that `name_of` gives this name. Raises what the names are: "WHAT is NAME; one of ...".
+template <typename Entries, typename NameOf>
+const auto& EntryNamed(std::string_view name, const Entries& entries, NameOf name_of,
+                       std::string_view what) {
+  const auto found = std::ranges::find(entries, name, name_of);
+  if (found != std::end(entries)) return *found;
+  const auto append = [&](std::string* out, const auto& entry) {
+    absl::StrAppend(out, std::invoke(name_of, entry));
+  };
+  Raise("InvalidArgumentError", absl::StrCat(std::string(what), " is ", std::string(name),
+                                             "; one of ", absl::StrJoin(entries, ", ", append)));
+}
+
 // Of "bfloat16", "float8_e4m3fn" and so on, or of a library's own dtype object.
 attention::DType DTypeFrom(const char* op, nb::handle dtype);
 const char* DTypeName(attention::DType dtype);
@@ -53,11 +75,11 @@ const char* DTypeName(attention::DType dtype);
 // Python's Tensor: an array that was described once, perhaps with another element type of the same
 // size.
 struct PyTensor {
-  nb::object array;
+  AnyObject array;
   ImportedArray imported;
   Held held = {};
 
-  PyTensor(nb::handle the_array, nb::handle dtype);
+  PyTensor(Argument<"Array"> the_array, Argument<"Any"> dtype);
   PyTensor(const PyTensor&) = delete;
   PyTensor& operator=(const PyTensor&) = delete;
   ~PyTensor() { Release(&held); }

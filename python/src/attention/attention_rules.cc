@@ -5,12 +5,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstring>
-#include <string>
 #include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 namespace kvblocks::python {
 
@@ -36,25 +34,19 @@ constexpr EncodingName kEncodings[] = {{"additive", MaskEncoding::kAdditive},
                                        {"additive_finite", MaskEncoding::kAdditiveFinite},
                                        {"marker", MaskEncoding::kMarker}};
 
-template <typename Names>
-const auto& Find(const Names& names, const char* what, absl::string_view given) {
-  std::string all;
-  for (const auto& one : names) {
-    if (given == one.name) return one;
-    absl::StrAppend(&all, all.empty() ? "" : ", ", one.name);
-  }
-  Raise("InvalidArgumentError", absl::StrCat("Mask: ", what, " is ", given, "; one of ", all));
-}
-
-void InitMask(PyMask* self, nb::handle array, std::optional<const char*> form,
+void InitMask(PyMask* self, Array array, std::optional<const char*> form,
               std::optional<const char*> encoding, int32_t sparse_mode,
               std::optional<int64_t> pre_tokens, std::optional<int64_t> next_tokens,
               bool rows_are_absolute) {
   PyMask mask;
   mask.array = nb::borrow(array);
-  if (form) mask.rules.form = Find(kForms, "form", *form).form, mask.has_form = true;
+  if (form) {
+    mask.rules.form = EntryNamed(*form, kForms, &FormName::name, "Mask: form").form;
+    mask.has_form = true;
+  }
   if (encoding) {
-    mask.rules.encoding = Find(kEncodings, "encoding", *encoding).encoding;
+    mask.rules.encoding =
+        EntryNamed(*encoding, kEncodings, &EncodingName::name, "Mask: encoding").encoding;
     mask.has_encoding = true;
   }
   mask.rules.sparse_mode = sparse_mode;
@@ -90,7 +82,7 @@ absl::Span<const int32_t> LengthsOf(const char* name, const ImportedArray& array
   return {reinterpret_cast<const int32_t*>(view.data), static_cast<size_t>(view.extent[0])};
 }
 
-void Plan(PySplitPlanner& self, nb::handle seq_lens, int64_t block_size, int64_t window,
+void Plan(PySplitPlanner& self, Array seq_lens, int64_t block_size, int64_t window,
           std::optional<int64_t> split_tokens, std::optional<int64_t> num_splits, int64_t tile,
           int64_t overhead, int32_t num_parts) {
   const OpCall call("SplitPlanner.plan", {nb::none(), nullptr, nullptr});
@@ -187,15 +179,11 @@ the number of dimensions. encoding: "marker" (not 0 hides), "additive" (added to
            nb::arg("form") = nb::none(), nb::arg("encoding") = nb::none(),
            nb::arg("sparse_mode") = 1, nb::arg("pre_tokens") = nb::none(),
            nb::arg("next_tokens") = nb::none(), nb::arg("rows_are_absolute") = false,
-           nb::sig("def __init__(self, array: Array | None, *, form: str | None = None, encoding: "
-                   "str | None = None, sparse_mode: int = 1, pre_tokens: int | None = None, "
-                   "next_tokens: int | None = None, rows_are_absolute: bool = False) -> None"),
            R"(sparse_mode, of S1 rows i over S2 keys j with o = S2 - S1: 0 the mask and the band
 -pre_tokens <= j - i <= next_tokens, without an array everything; 1 the mask; of a template 2 is
 j <= i, 3 is j <= i + o, 4 is i + o - pre_tokens <= j <= i + o + next_tokens. rows_are_absolute:
 rows are positions.)")
-      .def_prop_ro(
-          "array", [](const PyMask& m) { return m.array; }, nb::sig("def array(self) -> Any"));
+      .def_ro("array", &PyMask::array);
 
   nb::class_<attention::BlockSparse>(module, "BlockSparse",
                                      R"(Which blocks of keys a head sees (Phi-3-small's rule).
@@ -221,16 +209,11 @@ layers of the step; plan() makes the next one in the same memory, so not while a
 On CUDA the plan travels with the call; DecodePlan is made there.)")
       .def(nb::init<int64_t, int64_t>(), nb::arg("max_num_reqs") = 0, nb::arg("max_num_parts") = 0,
            "Memory for plans within these bounds; larger ones allocate.")
-      .def(
-          "plan", &Plan, nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_size"),
-          nb::arg("window") = 0, nb::arg("split_tokens") = nb::none(),
-          nb::arg("num_splits") = nb::none(), nb::arg("tile") = 64, nb::arg("overhead") = 5,
-          nb::arg("num_parts") = 1,
-          nb::sig("def plan(self, seq_lens: Array, *, block_size: int, window: int = "
-                  "0, "
-                  "split_tokens: int | None = None, num_splits: int | None = None, "
-                  "tile: int = 64, overhead: int = 5, num_parts: int = 1) -> None"),
-          R"(seq_lens int32 [R] in host memory; block_size of the cache; window: keys that a query
+      .def("plan", &Plan, nb::arg("seq_lens"), nb::kw_only(), nb::arg("block_size"),
+           nb::arg("window") = 0, nb::arg("split_tokens") = nb::none(),
+           nb::arg("num_splits") = nb::none(), nb::arg("tile") = 64, nb::arg("overhead") = 5,
+           nb::arg("num_parts") = 1,
+           R"(seq_lens int32 [R] in host memory; block_size of the cache; window: keys that a query
 sees, itself included, 0 is all. split_tokens and num_splits as in paged_decode; without them
 num_parts parts of about equal work, in tiles of `tile` keys, beginning a request being worth
 `overhead` of them.)")

@@ -18,7 +18,7 @@ namespace kvblocks::python {
 // Python's Mask: how an array is read. The array itself is looked at by each call.
 struct PyMask {
   attention::ExplicitMask rules;  // without tensor; the encoding may follow from its type
-  nb::object array;
+  AnyObject array;
   bool has_encoding = false, has_form = false;
 };
 

@@ -21,10 +21,10 @@ namespace {
 // Python's DecodePlan.
 struct PyDecodePlan {
   attention::DeviceDecodePlan core;
-  nb::object memory;
+  AnyObject memory;
   Held held = {};
 
-  explicit PyDecodePlan(nb::handle the_memory) : memory(nb::borrow(the_memory)) {
+  explicit PyDecodePlan(Array the_memory) : memory(nb::borrow(the_memory)) {
     const ImportedArray array = Import("DecodePlan", "memory", memory, &held);
     core.memory = array.view;
     const char* problem = array.view.device.on_host() ? "is on the host; plans are made on CUDA"
@@ -52,10 +52,9 @@ float DefaultScale(int64_t key_dim) {
 // None: 1 / sqrt of the head size that the arguments have.
 template <typename At, typename KeyDim>
 auto ScoreScale(At params, KeyDim key_dim) {
-  return TakeOptional<std::optional<double>>(
-      "scale", "float | None", [=](OpCall&, auto& args, std::optional<double> given) {
-        params(args).scale = given ? static_cast<float>(*given) : DefaultScale(key_dim(args));
-      });
+  return TakeOptional<std::optional<double>>("scale", [=](auto& args, std::optional<double> given) {
+    params(args).scale = given ? static_cast<float>(*given) : DefaultScale(key_dim(args));
+  });
 }
 constexpr auto kCacheKeyDim = [](auto& a) { return a.cache.key_dim(); };
 
@@ -95,10 +94,9 @@ auto Scales(At params) {
 
 template <typename TakeMask>
 auto MaskAndBlockSparse(TakeMask take_mask) {
-  return Parameters(TakeOptional<nb::handle>("mask", "Array | Mask | None", take_mask),
+  return Parameters(TakeOptional<Argument<"Array | Mask">>("mask", take_mask),
                     TakeOptional<const attention::BlockSparse*>(
-                        "block_sparse", "BlockSparse | None",
-                        [](OpCall&, auto& args, const attention::BlockSparse* rule) {
+                        "block_sparse", [](auto& args, const attention::BlockSparse* rule) {
                           if (rule != nullptr) args.params.block_sparse = *rule;
                         }));
 }
@@ -113,8 +111,8 @@ auto PrefillRules() {
   return std::tuple_cat(
       Parameters(Causal(kParams),
                  Number("window_right", KVBLOCKS_AT(params.window_right), int64_t{-1})),
-      MaskAndBlockSparse([](OpCall&, auto& args, nb::handle mask) { args.mask = mask; }),
-      Parameters(Take<bool>(nb::arg("mask_rows_are_absolute") = false, "bool",
+      MaskAndBlockSparse([](auto& args, nb::handle mask) { args.mask = mask; }),
+      Parameters(Take<bool>(nb::arg("mask_rows_are_absolute") = false,
                             [](OpCall& call, auto& args, bool absolute) {
                               FillMask(call, args.mask, absolute, &args.params);
                             }),
@@ -128,13 +126,8 @@ struct DecodeCall : attention::PagedDecodeArgs {
   PyDecodePlan* plan_to_make = nullptr;  // of plan_decode
 };
 auto Splits() {
-  const auto split = [](const char* name, auto member) {
-    return TakeOptional<std::optional<int64_t>>(
-        name, "int | None",
-        [=](OpCall&, DecodeCall& args, std::optional<int64_t> given) { args.*member = given; });
-  };
-  return Parameters(split("split_tokens", &DecodeCall::split_tokens),
-                    split("num_splits", &DecodeCall::num_splits));
+  return Parameters(Field("split_tokens", &DecodeCall::split_tokens),
+                    Field("num_splits", &DecodeCall::num_splits));
 }
 struct PrefillCall : attention::PagedPrefillArgs {
   nb::handle mask;
@@ -150,13 +143,13 @@ auto AttentionOutputs() { return std::tuple_cat(Parameters(GivenOut()), GivenLse
 
 // out [T, H, Dv] and lse [T, H] of any attention; `of` has q, out and lse.
 template <typename Args, typename Of>
-nb::object RunAttention(OpCall& call, const Args& args, Of* of, int64_t value_dim, int64_t keys) {
+AnyObject RunAttention(OpCall& call, const Args& args, Of* of, int64_t value_dim, int64_t keys) {
   call.NeedOutIf(attention::IsQuantizedCode(of->q.dtype), "q in codes give an array of floats");
   return call.RunInto(args, of, {Extent(of->q, 0), Extent(of->q, 1), value_dim},
                       2.0 * static_cast<double>(of->q.num_elements()) * static_cast<double>(keys));
 }
 
-nb::object RunPagedDecode(OpCall& call, DecodeCall& args) {
+AnyObject RunPagedDecode(OpCall& call, DecodeCall& args) {
   const nb::handle plan = args.plan;
   args.params.split = SplitFrom(call, args.split_tokens, args.num_splits);
   if (nb::isinstance<PySplitPlanner>(plan)) {
@@ -180,7 +173,7 @@ nb::object RunPagedDecode(OpCall& call, DecodeCall& args) {
                                                   args.max_seq_len);
 }
 
-nb::object RunPlanDecode(OpCall& call, DecodeCall& args) {
+void RunPlanDecode(OpCall& call, DecodeCall& args) {
   args.params.scale = DefaultScale(args.cache.key_dim());
   args.params.split = SplitFrom(call, args.split_tokens, args.num_splits);
   const attention::ExecContext context = call.Context();
@@ -193,22 +186,21 @@ nb::object RunPlanDecode(OpCall& call, DecodeCall& args) {
   }
   if (!status.ok()) call.Refuse(status);
 #endif
-  return nb::none();
 }
 
-nb::object RunPagedPrefill(OpCall& call, PrefillCall& args) {
+AnyObject RunPagedPrefill(OpCall& call, PrefillCall& args) {
   call.NeedOutIf(args.out_scale > 0, "out_scale give an array of float8");
   return RunAttention<attention::PagedPrefillArgs>(call, args, &args, args.cache.value_dim(),
                                                    args.max_seq_len);
 }
 
-nb::object RunVarlen(OpCall& call, VarlenCall& args) {
+AnyObject RunVarlen(OpCall& call, VarlenCall& args) {
   call.NeedOutIf(args.out_scale > 0, "out_scale give an array of float8");
   return RunAttention<attention::VarlenSelfAttentionArgs>(call, args, &args, Extent(args.v, 2),
                                                           Extent(args.k, 0));
 }
 
-nb::object RunCascade(OpCall& call, attention::CascadeArgs& args) {
+AnyObject RunCascade(OpCall& call, attention::CascadeArgs& args) {
   return RunAttention(call, args, &args.prefill, args.prefill.cache.value_dim(),
                       args.prefill.max_seq_len);
 }
@@ -244,31 +236,27 @@ void BindDenseOps(nb::module_& module) {
 plan_decode makes it, on the stream; it serves all layers of the same shapes until lengths change,
 on one stream at a time. Without a plan paged_decode makes its own in the same launch: plans save
 time in batches above 128 requests.)")
-      .def(nb::init<nb::handle>(), nb::arg("memory"),
-           nb::sig("def __init__(self, memory: Array) -> None"),
+      .def(nb::init<Array>(), nb::arg("memory"),
            "memory: contiguous, on CUDA, from a multiple of 16 bytes on; plan_decode refuses too "
-           "little "
-           "with the size that it needs.")
-      .def_prop_ro(
-          "memory", [](const PyDecodePlan& p) { return p.memory; },
-          nb::sig("def memory(self) -> Any"));
+           "little with the size that it needs.")
+      .def_ro("memory", &PyDecodePlan::memory);
   {
     using A = DecodeCall;
     BindOp<A, false>(
-        module, "plan_decode", "None",
+        module, "plan_decode",
         R"(Makes the plan of a step on CUDA: one launch, for layers that decode these shapes.
 
 The arguments are those of paged_decode, of which only shapes, lengths and the window count; out is
 not written.)",
         RunPlanDecode,
-        std::tuple_cat(Parameters(Take<PyDecodePlan&>(
-                           nb::arg("plan"), "DecodePlan",
-                           [](OpCall&, A& a, PyDecodePlan& plan) { a.plan_to_make = &plan; })),
-                       DecodeInputs<A>()),
+        std::tuple_cat(
+            Parameters(Take<PyDecodePlan&>(
+                nb::arg("plan"), [](A& a, PyDecodePlan& plan) { a.plan_to_make = &plan; })),
+            DecodeInputs<A>()),
         std::tuple_cat(Parameters(Number<int64_t>("max_seq_len", &A::max_seq_len),
                                   Out("out", &A::out), WindowLeft(kParams)),
                        Splits()));
-    BindOp<A>(module, "paged_decode", "Any",
+    BindOp<A>(module, "paged_decode",
               R"(One new token per request, its key already in the cache.
 
 q [R, H, D]; block_table int32 [R, columns], of which row b counts ceil(seq_lens[b] / block size)
@@ -282,16 +270,15 @@ other arguments are those of paged_prefill. Returns out [R, H, Dv], or (out, lse
               RunPagedDecode, DecodeInputs<A>(),
               std::tuple_cat(Parameters(MaxLength("max_seq_len", &A::max_seq_len, &A::seq_lens)),
                              Scores(kCacheKeyDim), DecodeMask(), Scales(kParams), Splits(),
-                             Parameters(TakeOptional<nb::handle>(
-                                 "plan", "DecodePlan | SplitPlanner | None",
-                                 [](OpCall&, A& a, nb::handle plan) { a.plan = plan; })),
+                             Parameters(TakeOptional<Argument<"DecodePlan | SplitPlanner">>(
+                                 "plan", [](A& a, nb::handle plan) { a.plan = plan; })),
                              AttentionOutputs()));
   }
   {
     using A = PrefillCall;
     const auto self = [](auto& a) -> auto& { return a; };
     BindOp<A>(
-        module, "paged_prefill", "Any",
+        module, "paged_prefill",
         R"(Any number of new tokens per request, whose keys are already in the cache.
 
 q [T, H, D], requests one after another; query_start_loc int32 [R + 1], from 0 to T; seq_lens int32
@@ -322,7 +309,7 @@ threads: on the host. Returns out [T, H, Dv], or (out, lse).)",
     using A = attention::CascadeArgs;
     const auto prefill = KVBLOCKS_AT(prefill);
     BindOp<A>(
-        module, "cascade", "Any",
+        module, "cascade",
         R"(paged_prefill of requests whose first common_prefix_len keys are the same blocks: read
 once for all.
 
@@ -341,7 +328,7 @@ names the blocks.)",
   {
     using A = VarlenCall;
     BindOp<A>(
-        module, "varlen_self_attention", "Any",
+        module, "varlen_self_attention",
         R"(Attention without a cache, each request to itself: encoders, and prompts from their first
 token.
 
@@ -360,7 +347,7 @@ k_scale and v_scale. The other arguments are those of paged_prefill.)",
   {
     using A = attention::PagedDecodePartialArgs;
     BindOp<A>(
-        module, "paged_decode_partial", "None",
+        module, "paged_decode_partial",
         R"(paged_decode cut into partitions of partition_tokens keys (a multiple of the block size),
 for reduce_splits.
 
@@ -370,7 +357,6 @@ tmp_out [R, H, P, Dv], divided by its exp_sum. A partition with nothing visible 
         [](OpCall& call, const A& a) {
           call.Run(a, 2.0 * static_cast<double>(a.q.num_elements()) *
                           static_cast<double>(a.max_seq_len));
-          return nb::object(nb::none());
         },
         std::tuple_cat(DecodeInputs<A>(),
                        Parameters(Out("max_logits", &A::max_logits), Out("exp_sums", &A::exp_sums),

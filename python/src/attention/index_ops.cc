@@ -28,7 +28,6 @@ auto RunOn(absl::Status (*on_host)(const Args&),
       status = on_cuda(context, args);
     }
     if (!status.ok()) call.Refuse(status);
-    return nb::object(nb::none());
   };
 }
 
@@ -38,7 +37,7 @@ void BindIndexOps(nb::module_& module) {
   {
     using A = attention::SlotMappingArgs;
     BindOp<A, false>(
-        module, "compute_slot_mapping", "None",
+        module, "compute_slot_mapping",
         R"(The slot of each token: block_table[b][p // block_size] * block_size + p % block_size.
 
 query_start_loc int32 [R + 1], positions int32 [T or more], block_table int32 [R or more, columns]
@@ -55,7 +54,7 @@ the cache; 0 is unknown. On CUDA all index functions are one launch and read not
   {
     using A = attention::WindowIndicesArgs;
     BindOp<A, false>(
-        module, "build_swa_indices", "None",
+        module, "build_swa_indices",
         R"(The slots that a window of tokens, the query included, sees, oldest first, then -1.
 
 query_start_loc int32 [R + 1], seq_lens int32 [R], block_table int32 [R or more, columns] -> indices
@@ -71,7 +70,7 @@ int32 [T or more, window], lens int32 [T or more].)",
   {
     using A = attention::CompressedSlotsArgs;
     BindOp<A, false>(
-        module, "build_compressed_slots", "None",
+        module, "build_compressed_slots",
         R"(The row of a compressed cache that each token completes, or -1.
 
 As compute_slot_mapping, of row p // ratio where (p + 1) % ratio == 0; block_size counts rows.)",
@@ -85,7 +84,7 @@ As compute_slot_mapping, of row p // ratio where (p + 1) % ratio == 0; block_siz
   {
     using A = attention::TopkSlotsArgs;
     BindOp<A, false>(
-        module, "build_topk_slots", "None",
+        module, "build_topk_slots",
         R"(Rows of a request as slots of the cache: what an indexer chose, as sparse_mla_decode
 takes it.
 
@@ -101,7 +100,7 @@ and counts int32 [T or more] of those that are there.)",
   {
     using A = attention::DenseCompressedIndicesArgs;
     BindOp<A, false>(
-        module, "build_dense_compressed_indices", "None",
+        module, "build_dense_compressed_indices",
         R"(All complete rows of each token's context: 0 ... min((p + 1) // ratio, capacity) - 1.
 
 query_start_loc int32 [R + 1], positions int32 [T or more] -> indices int32 [T or more, capacity],
@@ -114,7 +113,7 @@ lens int32 [T or more].)",
   {
     using A = attention::PrefillIndicesArgs;
     BindOp<A, false>(
-        module, "combine_prefill_indices", "None",
+        module, "combine_prefill_indices",
         R"(What each token of a prefill reads from a gathered buffer: chosen compressed rows, then
 its window.
 

@@ -4,7 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
-#include <string_view>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "kvblocks/kv_cache_view.h"
@@ -21,23 +21,19 @@ constexpr KvLayout kLayouts[] = {KvLayout::kPagedX,    KvLayout::kNhd,      KvLa
                                  KvLayout::kMlaLatent, KvLayout::kMlaSplit, KvLayout::kMlaFp8_656,
                                  KvLayout::kMlaFp8_584};
 
-KvLayout LayoutByName(const char* name) {
-  std::string all;
-  for (const KvLayout layout : kLayouts) {
-    if (std::string_view(name) == attention::Name(layout)) return layout;
-    absl::StrAppend(&all, all.empty() ? "" : ", ", attention::Name(layout));
-  }
-  Raise("InvalidArgumentError", absl::StrCat("KVCache: layout is ", name, "; one of ", all));
-}
+constexpr auto kNameOf = [](auto value) { return attention::Name(value); };
 
 attention::KvRowFormat RowFormatByName(const char* name) {
-  std::string all;
+  std::vector<attention::KvRowFormat> formats;
   for (int i = 0; i < attention::kNumKvRowFormats; ++i) {
-    const auto format = static_cast<attention::KvRowFormat>(i);
-    if (std::string_view(name) == attention::Name(format)) return format;
-    absl::StrAppend(&all, all.empty() ? "" : ", ", attention::Name(format));
+    formats.push_back(static_cast<attention::KvRowFormat>(i));
   }
-  Raise("InvalidArgumentError", absl::StrCat("KVCache: row_format is ", name, "; one of ", all));
+  return EntryNamed(name, formats, kNameOf, "KVCache: row_format");
+}
+
+template <auto kGetter>
+int64_t OfView(const PyKvCache& cache) {
+  return (cache.view.*kGetter)();
 }
 
 int RankOf(KvLayout layout, bool is_v) {
@@ -56,15 +52,15 @@ void CheckRank(const char* name, const TensorView& view, KvLayout layout) {
 
 }  // namespace
 
-PyKvCache::PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout_name,
+PyKvCache::PyKvCache(Array the_k, Array the_v, const char* layout_name,
                      std::optional<int64_t> latent_rank, std::optional<int64_t> block_size,
-                     const char* row_format, nb::handle the_k_scales, nb::handle the_v_scales)
+                     const char* row_format, Array the_k_scales, Array the_v_scales)
     : k(nb::borrow(the_k)),
       v(nb::borrow(the_v)),
       k_scales(nb::borrow(the_k_scales)),
       v_scales(nb::borrow(the_v_scales)) {
   const attention::KvRowFormat format = RowFormatByName(row_format);
-  const KvLayout layout = LayoutByName(layout_name);
+  const KvLayout layout = EntryNamed(layout_name, kLayouts, kNameOf, "KVCache: layout");
   const bool has_v = !attention::IsMla(layout) || layout == KvLayout::kMlaSplit;
   const char* problem = nullptr;
   if (has_v == v.is_none())
@@ -143,39 +139,27 @@ With NB blocks of BS tokens, Hkv KV heads of D values (V: Dv), `layout` is one o
 Strides of blocks, tokens and heads are free, so kv[:, 0] and kv[:, 1] of one allocation will do.
 Elements are float32, float16, bfloat16, or codes with scales: float8_e4m3fn, float8_e5m2, int8;
 Tensor(array, dtype) gives uint8 memory such a type. A slot is block * BS + offset in the block.)")
-      .def(
-          nb::init<nb::handle, nb::handle, const char*, std::optional<int64_t>,
-                   std::optional<int64_t>, const char*, nb::handle, nb::handle>(),
-          nb::arg("k"), nb::arg("v") = nb::none(), nb::kw_only(), nb::arg("layout") = "nhd",
-          nb::arg("latent_rank") = nb::none(), nb::arg("block_size") = nb::none(),
-          nb::arg("row_format") = "elements", nb::arg("k_scales") = nb::none(),
-          nb::arg("v_scales") = nb::none(),
-          nb::sig("def __init__(self, k: Array, v: Array | None = None, *, layout: str = \"nhd\", "
-                  "latent_rank: int | None = None, block_size: int | None = None, row_format: str "
-                  "= \"elements\", k_scales: Array | None = None, v_scales: Array | None = None) "
-                  "-> None"),
-          R"(row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn),
+      .def(nb::init<Array, Array, const char*, std::optional<int64_t>, std::optional<int64_t>,
+                    const char*, Array, Array>(),
+           nb::arg("k"), nb::arg("v") = nb::none(), nb::kw_only(), nb::arg("layout") = "nhd",
+           nb::arg("latent_rank") = nb::none(), nb::arg("block_size") = nb::none(),
+           nb::arg("row_format") = "elements", nb::arg("k_scales") = nb::none(),
+           nb::arg("v_scales") = nb::none(),
+           R"(row_format: of nhd and hnd, "per_token_head" (codes of int8 or float8_e4m3fn),
 "int4_per_token_head" or "nvfp4" (uint8 [..., D / 2], two codes each), with scales in the cache:
 k_scales and v_scales have the first three dimensions of k, float32, or for nvfp4 float8_e4m3fn with
 a fourth of D / 16. Of mla_latent, "mla_v41_528", "mla_v41_fp4_288" or "mla_nvfp4_352": k uint8 [NB,
 BS, bytes of a record], without latent_rank.)")
-      .def_prop_ro(
-          "k", [](const PyKvCache& c) { return c.k; }, nb::sig("def k(self) -> Any"))
-      .def_prop_ro(
-          "v", [](const PyKvCache& c) { return c.v; }, nb::sig("def v(self) -> Any"),
-          "None for rows of one tensor.")
+      .def_ro("k", &PyKvCache::k)
+      .def_ro("v", &PyKvCache::v, "None for rows of one tensor.")
       .def_prop_ro("layout", [](const PyKvCache& c) { return attention::Name(c.view.layout); })
       .def_prop_ro("dtype", [](const PyKvCache& c) { return DTypeName(c.view.k.dtype); })
       .def_prop_ro("device", [](const PyKvCache& c) { return attention::Name(c.view.k.device); })
-      .def_prop_ro("num_blocks", [](const PyKvCache& c) { return c.view.num_blocks(); })
-      .def_prop_ro(
-          "block_size", [](const PyKvCache& c) { return c.view.block_size(); }, "Tokens per block.")
-      .def_prop_ro("num_kv_heads", [](const PyKvCache& c) { return c.view.num_kv_heads(); })
-      .def_prop_ro(
-          "key_dim", [](const PyKvCache& c) { return c.view.key_dim(); }, "Values per row of K.")
-      .def_prop_ro(
-          "value_dim", [](const PyKvCache& c) { return c.view.value_dim(); },
-          "Values per row of V.")
+      .def_prop_ro("num_blocks", OfView<&attention::KvCacheView::num_blocks>)
+      .def_prop_ro("block_size", OfView<&attention::KvCacheView::block_size>, "Tokens per block.")
+      .def_prop_ro("num_kv_heads", OfView<&attention::KvCacheView::num_kv_heads>)
+      .def_prop_ro("key_dim", OfView<&attention::KvCacheView::key_dim>, "Values per row of K.")
+      .def_prop_ro("value_dim", OfView<&attention::KvCacheView::value_dim>, "Values per row of V.")
       .def("__repr__", [](const PyKvCache& c) {
         return absl::StrCat("KVCache(", attention::Name(c.view.layout), ", ",
                             DTypeName(c.view.k.dtype), ", ", c.view.num_blocks(), " blocks of ",

@@ -48,29 +48,43 @@ const attention::AttentionBackend& BackendOf(const attention::DeviceId& device) 
 #ifdef KVBLOCKS_WITH_CUDA
   return attention::CudaBackend();
 #else
-  Raise("KVBlocksError",
-        absl::StrCat("add_layer: the cache is on ", attention::Name(device),
-                     ", and this package was built without CUDA; docs/python.md says how to build "
-                     "it with CUDA"));
+  Raise("KVBlocksError", absl::StrCat("add_layer: the cache is on ", attention::Name(device),
+                                      ", and this package was built without CUDA; docs/python.md "
+                                      "says how to build it with CUDA"));
 #endif
 }
 
-void AddLayer(PyForwardContext& self, LayerConfig config, nb::handle cache, nb::handle sinks,
-              nb::handle alibi_slopes) {
+struct NewLayer : LayerConfig {
+  nb::handle sinks, alibi_slopes;
+};
+
+void AddLayer(NewLayer layer, PyForwardContext& self, std::string name,
+              nb::handle_t<PyKvCache> cache) {
   const auto& held = nb::cast<const PyKvCache&>(cache);
+  const attention::KvCacheView& view = held.view;
   if (held.is_read_only) {
     Raise("InvalidArgumentError", "add_layer: cache is read-only; layers store into it");
   }
-  config.num_kv_heads = config.latent_rank > 0 ? 1 : held.view.num_kv_heads();
-  config.sinks = self.Keep(sinks);
-  config.alibi_slopes = self.Keep(alibi_slopes);
-  auto layer = Value(BackendOf(held.view.k.device).MakeImpl(config));
-  Check(self.core.AddLayer(std::move(layer), held.view));
+  LayerConfig config = layer;
+  config.name = std::move(name);
+  config.num_kv_heads = view.num_kv_heads();
+  if (attention::IsMla(view.layout)) {
+    config.latent_rank = view.value_dim();
+    config.rotary_dim = view.key_dim() - view.value_dim();
+    if (config.latent_rank > 0) config.num_kv_heads = 1;
+  } else {
+    if (config.head_size == 0) config.head_size = view.key_dim();
+    if (config.value_head_size == 0) config.value_head_size = view.value_dim();
+  }
+  config.sinks = self.Keep(layer.sinks);
+  config.alibi_slopes = self.Keep(layer.alibi_slopes);
+  Check(self.core.AddLayer(Value(BackendOf(view.k.device).MakeImpl(config)), view));
   self.caches.push_back(nb::borrow(cache));
 }
 
 // Everything is looked at before the last step's metadata go.
-void SetMetadata(PyForwardContext& self, nb::handle given) {
+void SetMetadata(PyForwardContext& self,
+                 Argument<"AttentionMetadata | dict[str, AttentionMetadata]"> given) {
   std::deque<CommonAttentionMetadata> metadata;
   std::vector<nb::object> steps;
   const auto keep = [&](nb::handle object) {
@@ -101,9 +115,8 @@ std::vector<int64_t> OutputShape(const OpCall& call, const PyForwardContext& sel
   return std::move(shape->extents);
 }
 
-nb::object Attend(PyForwardContext& self, const std::string& layer, nb::handle q, nb::handle k,
-                  nb::handle v, nb::handle out, nb::handle stream, PyWorkspace* workspace,
-                  PyThreadPool* threads) {
+AnyObject Attend(PyForwardContext& self, const std::string& layer, Array q, Array k, Array v,
+                 Array out, Stream stream, PyWorkspace* workspace, PyThreadPool* threads) {
   OpCall call("unified_attention", {stream, workspace, threads});
   const ConstTensorView q_view = call.In("q", q), k_view = call.In("k", k),
                         v_view = call.In("v", v);
@@ -129,73 +142,42 @@ void BindLayers(nb::module_& module) {
   for (const char* argument : attention::kUnifiedAttentionMutates) mutates.append(argument);
   module.attr("unified_attention_mutates") = nb::tuple(mutates);
 
-  nb::class_<PyForwardContext>(module, "ForwardContext",
-                               R"(Layers by name, with their caches, and the metadata of a step.
+  nb::class_<PyForwardContext> context(
+      module, "ForwardContext",
+      R"(Layers by name, with their caches, and the metadata of a step.
 
 What model code calls: unified_attention stores the step's keys and values and attends, decodes and
 prefills each by their own operation. Layers run where their cache is. kvblocks.torch_ops makes an
-operator of torch of it. One thread at a time.)")
-      .def(nb::init<>())
-      .def(
-          "add_layer",
-          [](PyForwardContext& self, std::string name, nb::handle_t<PyKvCache> cache,
-             int64_t num_heads, int64_t head_size, int64_t value_head_size, float scale,
-             float soft_cap, int64_t window, int64_t chunk, nb::handle sinks,
-             nb::handle alibi_slopes, std::string shares_cache_of) {
-            const auto& view = nb::cast<const PyKvCache&>(cache).view;
-            LayerConfig config;
-            config.name = std::move(name);
-            config.num_heads = num_heads;
-            config.head_size = head_size;
-            config.value_head_size = value_head_size;
-            config.scale = scale, config.soft_cap = soft_cap;
-            config.window = window, config.chunk = chunk;
-            config.shares_cache_of = std::move(shares_cache_of);
-            if (attention::IsMla(view.layout)) {
-              config.latent_rank = view.value_dim();
-              config.rotary_dim = view.key_dim() - view.value_dim();
-            } else {
-              if (head_size == 0) config.head_size = view.key_dim();
-              if (value_head_size == 0) config.value_head_size = view.value_dim();
-            }
-            AddLayer(self, std::move(config), cache, sinks, alibi_slopes);
-          },
-          nb::arg("name"), nb::arg("cache"), nb::kw_only(), nb::arg("num_heads"),
-          nb::arg("head_size") = 0, nb::arg("value_head_size") = 0, nb::arg("scale") = 0.0f,
-          nb::arg("soft_cap") = 0.0f, nb::arg("window") = 0, nb::arg("chunk") = 0,
-          nb::arg("sinks") = nb::none(), nb::arg("alibi_slopes") = nb::none(),
-          nb::arg("shares_cache_of") = "",
-          nb::sig("def add_layer(self, name: str, cache: KVCache, *, num_heads: int, head_size: "
-                  "int = 0, value_head_size: int = 0, scale: float = 0.0, soft_cap: float = 0.0, "
-                  "window: int = 0, chunk: int = 0, sinks: Array | None = None, alibi_slopes: "
-                  "Array | None = None, shares_cache_of: str = \"\") -> None"),
-          R"(head_size, value_head_size: 0 is the cache's; of a latent cache, whose queries are
+operator of torch of it. One thread at a time.)");
+  context.def(nb::init<>());
+  Define(context, "add_layer", &AddLayer,
+         R"(head_size, value_head_size: 0 is the cache's; of a latent cache, whose queries are
 absorbed, head_size is that before absorption and gives the scale. scale: 0 is 1 / sqrt(head_size).
 window: tokens, the query included; 0 is all. sinks, alibi_slopes: float32 [H]. shares_cache_of: the
-layer whose cache this one reads; it stores nothing.)")
-      .def("set_metadata", &SetMetadata, nb::arg("metadata"),
-           nb::sig("def set_metadata(self, metadata: AttentionMetadata | dict[str, "
-                   "AttentionMetadata] | None) -> None"),
+layer whose cache this one reads; it stores nothing.)",
+         std::tuple(nb::arg("name"), nb::arg("cache")), Parameters(),
+         Parameters(Number<int64_t>("num_heads", &NewLayer::num_heads),
+                    Field("head_size", &NewLayer::head_size),
+                    Field("value_head_size", &NewLayer::value_head_size),
+                    Field("scale", &NewLayer::scale), Field("soft_cap", &NewLayer::soft_cap),
+                    Field("window", &NewLayer::window), Field("chunk", &NewLayer::chunk),
+                    Optional<Array>("sinks", &NewLayer::sinks),
+                    Optional<Array>("alibi_slopes", &NewLayer::alibi_slopes),
+                    Field("shares_cache_of", &NewLayer::shares_cache_of)));
+  context
+      .def("set_metadata", &SetMetadata, nb::arg("metadata").none(),
            "Of the step, for all layers or by layer; after each build, again. None: nothing is "
            "stored, and outputs are zeros (profiling).")
       .def(
           "output_shape",
           [](const PyForwardContext& self, const std::string& layer, std::vector<int64_t> q_shape) {
-            nb::list extents;
-            for (const int64_t extent : OutputShape({"output_shape", {}}, self, layer, q_shape)) {
-              extents.append(extent);
-            }
-            return nb::tuple(extents);
+            return TupleOf(OutputShape({"output_shape", {}}, self, layer, q_shape));
           },
           nb::arg("layer"), nb::arg("q_shape"),
-          nb::sig("def output_shape(self, layer: str, q_shape: Sequence[int]) -> tuple[int, ...]"),
           "What a layer makes of q [T, H, D] or [T, H * D]; its type is q's.")
       .def("unified_attention", &Attend, nb::arg("layer"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
            nb::arg("out") = nb::none(), nb::kw_only(), nb::arg("stream") = nb::none(),
            nb::arg("workspace") = nb::none(), nb::arg("threads") = nb::none(),
-           nb::sig("def unified_attention(self, layer: str, q: Array, k: Array, v: Array, out: "
-                   "Array | None = None, *, stream: Stream = None, workspace: Workspace | None = "
-                   "None, threads: ThreadPool | None = None) -> Any"),
            R"(Stores k and v of the step's tokens and attends.
 
 q [T, H, D] or [T, H * D], k and v with Hkv heads alike; of a latent cache k is kv_c [T, R_kv] and v

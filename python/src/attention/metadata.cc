@@ -210,9 +210,9 @@ class BlockIds {
   std::vector<std::unique_ptr<std::vector<int32_t>>> copies_;
 };
 
-void Build(PyBuilder& self, nb::handle computed, nb::handle scheduled, nb::handle block_ids,
-           nb::handle prompt, bool causal, nb::handle common_prefix, int64_t padded_num_reqs,
-           int64_t padded_num_tokens) {
+using Any = Argument<"Any">;
+void Build(PyBuilder& self, Any computed, Any scheduled, Any block_ids, Any prompt, bool causal,
+           Any common_prefix, int64_t padded_num_reqs, int64_t padded_num_tokens) {
   const std::vector<int64_t> num_computed = Numbers("num_computed_tokens", computed);
   const std::vector<int64_t> num_scheduled = Numbers("num_scheduled_tokens", scheduled);
   std::vector<int64_t> num_prompt, prefix_blocks;
@@ -289,6 +289,16 @@ void CopyTo(const char* name, const ConstTensorView& from, nb::handle to) {
   if (!problem.empty()) Raise("InvalidArgumentError", absl::StrCat("copy_to: ", name, problem));
 }
 
+// What a group's metadata says of the step, by a member.
+template <auto kMember>
+auto OfStep(const PyMetadata& m) {
+  return m.core().*kMember;
+}
+template <auto kMember>
+Int32Array ArrayOfStep(const PyMetadata& m) {
+  return ArrayOf(m.owner, m.core().*kMember);
+}
+
 }  // namespace
 
 CommonAttentionMetadata MetadataFrom(nb::handle metadata) {
@@ -301,17 +311,19 @@ CommonAttentionMetadata MetadataFrom(nb::handle metadata) {
 }
 
 void BindMetadata(nb::module_& module) {
-  nb::class_<attention::KvGroupConfig>(module, "KVGroup",
-                                       "One KV-cache group, as metadata sees it.")
+  using Group = attention::KvGroupConfig;
+  nb::class_<Group>(module, "KVGroup", "One KV-cache group, as metadata sees it.")
       .def(
           "__init__",
-          [](attention::KvGroupConfig* self, int64_t num_blocks, int64_t manager_block_size,
+          [](Group* self, int64_t num_blocks, int64_t manager_block_size,
              std::optional<int64_t> kernel_block_size, int64_t window, int64_t compression_ratio,
              int32_t null_block) {
-            new (self) attention::KvGroupConfig{
-                manager_block_size, kernel_block_size.value_or(manager_block_size),
-                num_blocks,         window,
-                compression_ratio,  null_block};
+            new (self) Group{.manager_block_size = manager_block_size,
+                             .kernel_block_size = kernel_block_size.value_or(manager_block_size),
+                             .num_blocks = num_blocks,
+                             .window = window,
+                             .compression_ratio = compression_ratio,
+                             .null_block = null_block};
           },
           nb::arg("num_blocks"), nb::kw_only(), nb::arg("manager_block_size") = 16,
           nb::arg("kernel_block_size") = nb::none(), nb::arg("window") = 0,
@@ -321,118 +333,90 @@ kernel_block_size: cache rows per block of the kernel, a divisor of it (None: th
 tokens, the query included; 0 is full attention. compression_ratio: tokens per cache row.
 null_block: never stored to; -1: there is none.)");
 
+  using Step = CommonAttentionMetadata;
   nb::class_<PyMetadata>(module, "AttentionMetadata",
                          R"(One group of a builder's last batch of R requests and T new tokens.
 
 Arrays are numpy's, read-only, over the builder's memory: the next build changes them in place.
 Those of a DeviceMetadata are on its device.)")
-      .def_prop_ro(
-          "query_start_loc",
-          [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().query_start_loc); },
-          nb::sig("def query_start_loc(self) -> NDArray[numpy.int32]"), "[R + 1], from 0 to T.")
-      .def_prop_ro(
-          "seq_lens", [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().seq_lens); },
-          nb::sig("def seq_lens(self) -> NDArray[numpy.int32]"), "[R], new tokens included.")
-      .def_prop_ro(
-          "block_table", [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().block_table); },
-          nb::sig("def block_table(self) -> NDArray[numpy.int32]"),
-          "[R, columns] of kernel blocks.")
-      .def_prop_ro(
-          "slot_mapping",
-          [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().slot_mapping); },
-          nb::sig("def slot_mapping(self) -> NDArray[numpy.int64]"),
-          "[T, padded]; -1 stores nothing.")
-      .def_prop_ro(
-          "positions", [](const PyMetadata& m) { return ArrayOf(m.owner, m.core().positions); },
-          nb::sig("def positions(self) -> NDArray[numpy.int32]"), "[T, padded].")
+      .def_prop_ro("query_start_loc", &ArrayOfStep<&Step::query_start_loc>, "[R + 1], from 0 to T.")
+      .def_prop_ro("seq_lens", &ArrayOfStep<&Step::seq_lens>, "[R], new tokens included.")
+      .def_prop_ro("block_table", &ArrayOfStep<&Step::block_table>,
+                   "[R, columns] of kernel blocks.")
+      .def_prop_ro("slot_mapping", &ArrayOfStep<&Step::slot_mapping>,
+                   nb::sig("def slot_mapping(self) -> NDArray[numpy.int64]"),
+                   "[T, padded]; -1 stores nothing.")
+      .def_prop_ro("positions", &ArrayOfStep<&Step::positions>, "[T, padded].")
       .def_prop_ro(
           "token_to_req",
-          [](const PyMetadata& m) { return ArrayOf(m.owner, m.builder->core.token_to_req()); },
-          nb::sig("def token_to_req(self) -> NDArray[numpy.int32]"),
+          [](const PyMetadata& m) -> Int32Array {
+            return ArrayOf(m.owner, m.builder->core.token_to_req());
+          },
           "[T, padded]: the row of each token.")
-      .def_prop_ro(
-          "block_size", [](const PyMetadata& m) { return m.core().block_size; }, "Of the kernel.")
-      .def_prop_ro("num_reqs", [](const PyMetadata& m) { return m.core().num_reqs; })
-      .def_prop_ro(
-          "num_actual_tokens", [](const PyMetadata& m) { return m.core().num_actual_tokens; }, "T.")
-      .def_prop_ro("max_query_len", [](const PyMetadata& m) { return m.core().max_query_len; })
-      .def_prop_ro("max_seq_len", [](const PyMetadata& m) { return m.core().max_seq_len; })
-      .def_prop_ro("causal", [](const PyMetadata& m) { return m.core().causal; })
-      .def_prop_ro(
-          "num_decodes", [](const PyMetadata& m) { return m.core().num_decodes; },
-          "Requests that come first.")
-      .def_prop_ro("num_decode_tokens",
-                   [](const PyMetadata& m) { return m.core().num_decode_tokens; })
-      .def_prop_ro(
-          "num_extends", [](const PyMetadata& m) { return m.core().num_extends; },
-          "Prefills with cached tokens, which come next.")
-      .def_prop_ro(
-          "num_prefills", [](const PyMetadata& m) { return m.core().num_prefills; },
-          "Extends included.")
-      .def_prop_ro("num_prefill_tokens",
-                   [](const PyMetadata& m) { return m.core().num_prefill_tokens; })
-      .def_prop_ro(
-          "common_prefix_len", [](const PyMetadata& m) { return m.core().common_prefix_len; },
-          "Tokens, a multiple of block_size, or 0: what cascade takes.")
+      .def_prop_ro("block_size", &OfStep<&Step::block_size>, "Of the kernel.")
+      .def_prop_ro("num_reqs", &OfStep<&Step::num_reqs>)
+      .def_prop_ro("num_actual_tokens", &OfStep<&Step::num_actual_tokens>, "T.")
+      .def_prop_ro("max_query_len", &OfStep<&Step::max_query_len>)
+      .def_prop_ro("max_seq_len", &OfStep<&Step::max_seq_len>)
+      .def_prop_ro("causal", &OfStep<&Step::causal>)
+      .def_prop_ro("num_decodes", &OfStep<&Step::num_decodes>, "Requests that come first.")
+      .def_prop_ro("num_decode_tokens", &OfStep<&Step::num_decode_tokens>)
+      .def_prop_ro("num_extends", &OfStep<&Step::num_extends>,
+                   "Prefills with cached tokens, which come next.")
+      .def_prop_ro("num_prefills", &OfStep<&Step::num_prefills>, "Extends included.")
+      .def_prop_ro("num_prefill_tokens", &OfStep<&Step::num_prefill_tokens>)
+      .def_prop_ro("common_prefix_len", &OfStep<&Step::common_prefix_len>,
+                   "Tokens, a multiple of block_size, or 0: what cascade takes.")
       .def_prop_ro("attn_state",
                    [](const PyMetadata& m) { return attention::Name(m.core().attn_state); })
       .def(
           "copy_to",
-          [](const PyMetadata& m, nb::handle query_start_loc, nb::handle seq_lens,
-             nb::handle block_table, nb::handle slot_mapping, nb::handle positions) {
-            CopyTo("query_start_loc", m.core().query_start_loc, query_start_loc);
-            CopyTo("seq_lens", m.core().seq_lens, seq_lens);
-            CopyTo("block_table", m.core().block_table, block_table);
-            CopyTo("slot_mapping", m.core().slot_mapping, slot_mapping);
-            CopyTo("positions", m.core().positions, positions);
+          [](const PyMetadata& m, Array query_start_loc, Array seq_lens, Array block_table,
+             Array slot_mapping, Array positions) {
+            const Step step = m.core();
+            CopyTo("query_start_loc", step.query_start_loc, query_start_loc);
+            CopyTo("seq_lens", step.seq_lens, seq_lens);
+            CopyTo("block_table", step.block_table, block_table);
+            CopyTo("slot_mapping", step.slot_mapping, slot_mapping);
+            CopyTo("positions", step.positions, positions);
           },
           nb::kw_only(), nb::arg("query_start_loc") = nb::none(), nb::arg("seq_lens") = nb::none(),
           nb::arg("block_table") = nb::none(), nb::arg("slot_mapping") = nb::none(),
           nb::arg("positions") = nb::none(),
-          nb::sig("def copy_to(self, *, query_start_loc: Array | None = None, seq_lens: Array | "
-                  "None = None, "
-                  "block_table: Array | None = None, slot_mapping: Array | None = None, positions: "
-                  "Array | None = "
-                  "None) -> None"),
           R"(Writes arrays into the beginning of the caller's, which are on the host (pinned or
 not), of the same type and at least as large; what lies behind stays.)");
 
-  nb::class_<PyBuilder>(
+  nb::class_<PyBuilder> builder(
       module, "AttentionMetadataBuilder",
       R"(Makes the metadata of each step from what scheduler and block manager say.
 
 Rows are ordered: decodes (at most decode_threshold new tokens), extends, fresh prefills;
 `permutation` tells which request each row is. Padded rows have length 0 and slot -1. Memory is
-taken once, here.)")
-      .def(
-          "__init__",
-          [](PyBuilder* self, std::vector<attention::KvGroupConfig> groups, int64_t max_num_reqs,
-             int64_t max_num_tokens, int64_t max_seq_len, int32_t decode_threshold,
-             bool require_uniform, bool short_extends_are_decodes) {
-            attention::MetadataBuilderOptions options;
-            options.groups = std::move(groups);
-            options.max_num_reqs = max_num_reqs;
-            options.max_num_tokens = max_num_tokens;
-            options.max_seq_len = max_seq_len;
-            options.split = {decode_threshold, require_uniform, short_extends_are_decodes};
-            new (self) PyBuilder(Value(AttentionMetadataBuilder::Create(options)));
-          },
-          nb::arg("groups"), nb::kw_only(), nb::arg("max_num_reqs"), nb::arg("max_num_tokens"),
-          nb::arg("max_seq_len"), nb::arg("decode_threshold") = 1,
-          nb::arg("require_uniform") = false, nb::arg("short_extends_are_decodes") = true,
-          R"(max_num_reqs, max_num_tokens: of a batch, padding included. max_seq_len: tokens.
+taken once, here.)");
+  using Options = attention::MetadataBuilderOptions;
+  Define(
+      builder, "__init__",
+      +[](Options options, PyBuilder* self, std::vector<Group> groups) {
+        options.groups = std::move(groups);
+        new (self) PyBuilder(Value(AttentionMetadataBuilder::Create(options)));
+      },
+      R"(max_num_reqs, max_num_tokens: of a batch, padding included. max_seq_len: tokens.
 decode_threshold: new tokens of a decode, 1 + speculative ones. require_uniform: all decodes have
 the same number of them. short_extends_are_decodes: otherwise a request inside its prompt is a
-prefill, however short.)")
+prefill, however short.)",
+      std::tuple(nb::arg("groups")), Parameters(),
+      Parameters(
+          Required("max_num_reqs", &Options::max_num_reqs),
+          Required("max_num_tokens", &Options::max_num_tokens),
+          Required("max_seq_len", &Options::max_seq_len),
+          Number("decode_threshold", KVBLOCKS_AT(split.decode_threshold), int32_t{1}),
+          Number("require_uniform", KVBLOCKS_AT(split.require_uniform), false),
+          Number("short_extends_are_decodes", KVBLOCKS_AT(split.short_extends_are_decodes), true)));
+  builder
       .def("build", &Build, nb::arg("num_computed_tokens"), nb::arg("num_scheduled_tokens"),
            nb::arg("block_ids"), nb::kw_only(), nb::arg("num_prompt_tokens") = nb::none(),
            nb::arg("causal") = true, nb::arg("num_common_prefix_blocks") = nb::none(),
            nb::arg("padded_num_reqs") = 0, nb::arg("padded_num_tokens") = 0,
-           nb::sig("def build(self, num_computed_tokens: Any, num_scheduled_tokens: Any, "
-                   "block_ids: Any, *, "
-                   "num_prompt_tokens: Any = None, causal: bool = True, num_common_prefix_blocks: "
-                   "Any = None, "
-                   "padded_num_reqs: int = 0, padded_num_tokens: int = 0) -> None"),
            R"(One step. What fails leaves the last batch as it was.
 
 num_computed_tokens: per request, in the cache before; num_scheduled_tokens: new, at least 1; arrays
@@ -446,14 +430,13 @@ padding.)")
           [](nb::handle_t<PyBuilder> self, int group) {
             return MetadataOf(self, &nb::cast<PyBuilder&>(self), group, nullptr);
           },
-          nb::arg("group") = 0, nb::sig("def metadata(self, group: int = 0) -> AttentionMetadata"))
+          nb::arg("group") = 0)
       .def_prop_ro(
           "permutation",
-          [](nb::handle_t<PyBuilder> self) {
+          [](nb::handle_t<PyBuilder> self) -> Int32Array {
             const absl::Span<const int32_t> rows = nb::cast<PyBuilder&>(self).core.permutation();
             return ArrayOf(self, attention::ViewOf(rows));
           },
-          nb::sig("def permutation(self) -> NDArray[numpy.int32]"),
           "[R]: row i is the build's request permutation[i].");
 
   nb::class_<PyDeviceMetadata>(
@@ -470,20 +453,18 @@ The arrays of its metadata have DLPack: this module takes them, and torch.from_d
             made.context.device = {attention::DeviceKind::kCuda, static_cast<int8_t>(device)};
             made.core = Value(DeviceCore::Create(made.context, &made.builder->core));
 #else
-            Raise("KVBlocksError",
-                  absl::StrCat("DeviceMetadata: device is ", device,
-                               ", and this package was built without CUDA; docs/python.md says how "
-                               "to build it with CUDA"));
+            Raise("KVBlocksError", absl::StrCat("DeviceMetadata: device is ", device,
+                                                ", and this package was built without CUDA; "
+                                                "docs/python.md says how to build it with CUDA"));
 #endif
             new (self) PyDeviceMetadata(std::move(made));
           },
           nb::arg("builder"), nb::arg("device") = 0,
-          nb::sig("def __init__(self, builder: AttentionMetadataBuilder, device: int = 0) -> None"),
           "device: the number of the CUDA device, which must be the current one. Takes memory "
           "there and pinned memory.")
       .def(
           "upload",
-          [](PyDeviceMetadata& self, nb::handle stream) {
+          [](PyDeviceMetadata& self, Stream stream) {
 #ifdef KVBLOCKS_WITH_CUDA
             self.context.stream = stream.is_none() ? nullptr : StreamFrom("upload", stream);
             absl::Status status;
@@ -496,18 +477,16 @@ The arrays of its metadata have DLPack: this module takes them, and torch.from_d
             (void)self, (void)stream;
 #endif
           },
-          nb::arg("stream"), nb::sig("def upload(self, stream: Stream) -> None"),
+          nb::arg("stream").none(),
           "Enqueues the copy of the builder's arrays as they are now. None is the legacy default "
-          "stream. It waits for "
-          "the copy before the last only.")
+          "stream. It waits for the copy before the last only.")
       .def(
           "metadata",
           [](nb::handle_t<PyDeviceMetadata> self, int group) {
             auto& device = nb::cast<PyDeviceMetadata&>(self);
             return MetadataOf(self, device.builder, group, device.core.get());
           },
-          nb::arg("group") = 0, nb::sig("def metadata(self, group: int = 0) -> AttentionMetadata"),
-          "The builder's metadata, with arrays on the device.");
+          nb::arg("group") = 0, "The builder's metadata, with arrays on the device.");
 }
 
 }  // namespace kvblocks::python

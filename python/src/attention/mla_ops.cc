@@ -15,13 +15,13 @@ int64_t ListWidth(const attention::ConstTensorView& indices) {
   return std::max<int64_t>(0, Extent(indices, 2));
 }
 
-nb::object RunMlaDecode(OpCall& call, attention::MlaDecodeArgs& args) {
+AnyObject RunMlaDecode(OpCall& call, attention::MlaDecodeArgs& args) {
   return call.RunInto(args, &args,
                       {Extent(args.q_lat, 0), Extent(args.q_lat, 1), args.cache.value_dim()},
                       WorkOfLists(args.q_lat, args.max_seq_len));
 }
 
-nb::object RunSparseMlaDecode(OpCall& call, attention::SparseMlaDecodeArgs& args) {
+AnyObject RunSparseMlaDecode(OpCall& call, attention::SparseMlaDecodeArgs& args) {
   const attention::ConstTensorView& q = args.q;
   return call.RunInto(args, &args,
                       {Extent(q, 0), Extent(q, 1), Extent(q, 2), args.main.cache.value_dim()},
@@ -31,7 +31,7 @@ nb::object RunSparseMlaDecode(OpCall& call, attention::SparseMlaDecodeArgs& args
 struct SparsePrefillCall : attention::SparseMlaPrefillArgs {
   std::optional<int64_t> value_dim;
 };
-nb::object RunSparseMlaPrefill(OpCall& call, SparsePrefillCall& args) {
+AnyObject RunSparseMlaPrefill(OpCall& call, SparsePrefillCall& args) {
   if (call.given.out.is_none() == !args.value_dim.has_value()) {
     call.Refuse("value_dim says how wide a new out is, and out tells it itself; give one of them");
   }
@@ -45,7 +45,7 @@ nb::object RunSparseMlaPrefill(OpCall& call, SparsePrefillCall& args) {
 void BindMlaOps(nb::module_& module) {
   {
     using A = attention::MlaDecodeArgs;
-    BindOp<A>(module, "mla_decode", "Any",
+    BindOp<A>(module, "mla_decode",
               R"(Absorbed MLA over a latent cache of any layout.
 
 q_lat [T, H, R_kv] and q_pe [T, H, R_pe], or q_lat [T, H, R_kv + R_pe] and no q_pe. One query per
@@ -63,7 +63,7 @@ other arguments are those of paged_prefill. Returns out [T, H, R_kv], or (out, l
                              OptionalIn("query_start_loc", &A::query_start_loc),
                              OptionalIn("kv_start_loc", &A::kv_start_loc),
                              TakeOptional<std::optional<int64_t>>(
-                                 "max_seq_len", "int | None",
+                                 "max_seq_len",
                                  [](OpCall& call, A& a, std::optional<int64_t> given) {
                                    a.max_seq_len =
                                        a.kv_start_loc.absent()
@@ -79,7 +79,7 @@ other arguments are those of paged_prefill. Returns out [T, H, R_kv], or (out, l
   }
   {
     using A = attention::SparseMlaDecodeArgs;
-    BindOp<A>(module, "sparse_mla_decode", "Any",
+    BindOp<A>(module, "sparse_mla_decode",
               R"(Absorbed MLA to the keys that lists of slots name (DeepSeek V3.2 and V4).
 
 q [B, s_q, H, D]; indices int32 [B, s_q, K], slots of the cache; entries below 0 or past the
@@ -92,7 +92,7 @@ own. Returns out [B, s_q, H, Dv], or (out, lse [B, s_q, H]).)",
               std::tuple_cat(Parameters(Number<double>("scale", &A::scale),
                                         OptionalIn("topk_len", KVBLOCKS_AT(main.topk_len)),
                                         TakeOptional<const PyKvCache*>(
-                                            "extra_cache", "KVCache | None",
+                                            "extra_cache",
                                             [](OpCall& call, A& a, const PyKvCache* cache) {
                                               if (cache != nullptr) a.extra.cache = call.In(*cache);
                                             }),
@@ -104,7 +104,7 @@ own. Returns out [B, s_q, H, Dv], or (out, lse [B, s_q, H]).)",
   }
   {
     using A = SparsePrefillCall;
-    BindOp<A>(module, "sparse_mla_prefill", "Any",
+    BindOp<A>(module, "sparse_mla_prefill",
               R"(The same over contiguous rows.
 
 q [T, H, D], kv [S, 1, D], indices int32 [T, 1, K] of rows, topk_len int32 [T]. V is the first
@@ -113,10 +113,7 @@ Returns out, or (out, lse [T, H]).)",
               RunSparseMlaPrefill,
               Parameters(In("q", &A::q), In("kv", &A::kv), In("indices", &A::indices)),
               std::tuple_cat(
-                  Parameters(Number<double>("scale", &A::scale),
-                             TakeOptional<std::optional<int64_t>>(
-                                 "value_dim", "int | None",
-                                 [](OpCall&, A& a, std::optional<int64_t> v) { a.value_dim = v; }),
+                  Parameters(Number<double>("scale", &A::scale), Field("value_dim", &A::value_dim),
                              OptionalIn("topk_len", &A::topk_len), OptionalIn("sinks", &A::sinks),
                              GivenOut(), OptionalOut("max_logits", &A::max_logits)),
                   GivenLse()));

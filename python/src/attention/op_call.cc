@@ -35,25 +35,16 @@ constexpr BackendName kBackends[] = {
     {"cpu", Backend::kCpu}, {"cpu_reference", Backend::kCpuReference}, {"cuda", Backend::kCuda}};
 thread_local Backend chosen_backend = Backend::kByDevice;
 
-nb::object NameOf(Backend backend) {
+std::optional<const char*> NameOf(Backend backend) {
   for (const BackendName& one : kBackends) {
-    if (one.backend == backend) return nb::str(one.name);
+    if (one.backend == backend) return one.name;
   }
-  return nb::none();
+  return std::nullopt;
 }
 // Returns the name of the one before.
-nb::object SetBackend(std::optional<const char*> name) {
+std::optional<const char*> SetBackend(std::optional<const char*> name) {
   Backend next = Backend::kByDevice;
-  if (name) {
-    std::string all;
-    for (const BackendName& one : kBackends) {
-      if (std::string_view(*name) == one.name) next = one.backend;
-      absl::StrAppend(&all, all.empty() ? "" : ", ", one.name);
-    }
-    if (next == Backend::kByDevice) {
-      Raise("InvalidArgumentError", absl::StrCat("use_backend: name is ", *name, "; one of ", all));
-    }
-  }
+  if (name) next = EntryNamed(*name, kBackends, &BackendName::name, "use_backend: name").backend;
   return NameOf(std::exchange(chosen_backend, next));
 }
 
@@ -98,7 +89,7 @@ void* StreamFrom(const char* op, nb::handle stream) {
 
 // --- Workspace ---
 
-PyWorkspace::PyWorkspace(nb::handle the_memory, nb::handle the_error_flags)
+PyWorkspace::PyWorkspace(Array the_memory, Array the_error_flags)
     : memory(nb::borrow(the_memory)), error_flags(nb::borrow(the_error_flags)) {
   try {
     ImportedArray bytes, bits;
@@ -231,19 +222,17 @@ int64_t OpCall::MaxDifference(const char* name, std::optional<int64_t> given,
 const attention::AttentionOps& OpCall::ops() const {
   const bool on_host = device_->on_host();
   if (chosen_backend != Backend::kByDevice && on_host == (chosen_backend == Backend::kCuda)) {
-    Refuse(absl::StrCat("the backend is ", nb::cast<const char*>(NameOf(chosen_backend)),
-                        ", the arrays are on ", attention::Name(*device_),
-                        "; use_backend(None) goes by the arrays"));
+    Refuse(absl::StrCat("the backend is ", *NameOf(chosen_backend), ", the arrays are on ",
+                        attention::Name(*device_), "; use_backend(None) goes by the arrays"));
   }
   if (chosen_backend == Backend::kCpuReference) return attention::CpuReference();
   if (on_host) return attention::Cpu();
 #ifdef KVBLOCKS_WITH_CUDA
   return attention::Cuda();
 #else
-  Raise("KVBlocksError",
-        absl::StrCat(name_, ": the arrays are on ", attention::Name(*device_),
-                     ", and this package was built without CUDA; docs/python.md says how to "
-                     "build it with CUDA"));
+  Raise("KVBlocksError", absl::StrCat(name_, ": the arrays are on ", attention::Name(*device_),
+                                      ", and this package was built without CUDA; docs/python.md "
+                                      "says how to build it with CUDA"));
 #endif
 }
 
@@ -329,17 +318,10 @@ constexpr OpName kOpNames[] = {
 int64_t WorkspaceBytes(const char* op, int64_t max_reqs, int64_t max_tokens, int64_t num_heads,
                        int64_t num_kv_heads, int64_t value_head_size, int64_t max_parts,
                        int64_t max_rows) {
-  std::string all;
-  for (const OpName& known : kOpNames) {
-    if (std::string_view(op) == known.name) {
-      return Value(
-                 attention::WorkspaceBytes(known.op, {max_reqs, max_tokens, num_heads, num_kv_heads,
-                                                      value_head_size, max_parts, max_rows}))
-          .device;
-    }
-    absl::StrAppend(&all, all.empty() ? "" : ", ", known.name);
-  }
-  Raise("InvalidArgumentError", absl::StrCat("workspace_bytes: op is ", op, "; one of ", all));
+  const OpName& known = EntryNamed(op, kOpNames, &OpName::name, "workspace_bytes: op");
+  return Value(attention::WorkspaceBytes(known.op, {max_reqs, max_tokens, num_heads, num_kv_heads,
+                                                    value_head_size, max_parts, max_rows}))
+      .device;
 }
 
 }  // namespace
@@ -354,19 +336,12 @@ on host memory need none. Bits of error_flags: 1 a slot outside of the cache (no
 id outside of it (its keys unseen), 4 a sparse index (ignored), 8 a bad scale, 16 a state of
 infinity, 32 an input that is not finite where a maximum is taken, 64 a length beyond the block
 table. Operations set bits and never clear any.)")
-      .def(nb::init<nb::handle, nb::handle>(), nb::arg("memory") = nb::none(), nb::kw_only(),
+      .def(nb::init<Array, Array>(), nb::arg("memory") = nb::none(), nb::kw_only(),
            nb::arg("error_flags") = nb::none(),
-           nb::sig("def __init__(self, memory: Array | None = None, *, error_flags: Array | None = "
-                   "None) -> None"),
            "memory: any contiguous array, which should begin at a multiple of 256 bytes. "
-           "error_flags: one element of "
-           "32 bits, where the arrays of the operations are.")
-      .def_prop_ro(
-          "memory", [](const PyWorkspace& w) { return w.memory; },
-          nb::sig("def memory(self) -> Any"))
-      .def_prop_ro(
-          "error_flags", [](const PyWorkspace& w) { return w.error_flags; },
-          nb::sig("def error_flags(self) -> Any"))
+           "error_flags: one element of 32 bits, where the arrays of the operations are.")
+      .def_ro("memory", &PyWorkspace::memory)
+      .def_ro("error_flags", &PyWorkspace::error_flags)
       .def_prop_ro("nbytes", [](const PyWorkspace& w) { return w.workspace.device.size(); });
 
   nb::class_<PyThreadPool>(module, "ThreadPool",
@@ -396,7 +371,6 @@ They follow from bounds alone, never from lengths, so a captured graph finds roo
 max_parts: of work that run at a time; 512 is enough for GPUs of up to 170 multiprocessors.
 max_rows: of an indexer's cache, that a token sees.)");
   module.def("set_backend", &SetBackend, nb::arg("name").none(),
-             nb::sig("def set_backend(name: str | None) -> str | None"),
              "Of this thread; returns the one before. use_backend is the interface.");
 }
 

@@ -29,19 +29,24 @@
 #include "kvblocks/kv_cache_view.h"
 #include "python/src/attention/arrays.h"
 #include "python/src/errors.h"
+#include "python/src/parameters.h"
 
 namespace kvblocks::python {
+
+using Array = Argument<"Array">;
+using Stream = Argument<"Stream">;
 
 // Python's KVCache: the views of one layer's cache, and what keeps them.
 struct PyKvCache {
   attention::KvCacheView view;
   bool is_read_only = false;
-  nb::object k, v, k_scales, v_scales;
+  AnyObject k, v;
+  nb::object k_scales, v_scales;
   Held held[4] = {};
 
-  PyKvCache(nb::handle the_k, nb::handle the_v, const char* layout,
-            std::optional<int64_t> latent_rank, std::optional<int64_t> block_size,
-            const char* row_format, nb::handle the_k_scales, nb::handle the_v_scales);
+  PyKvCache(Array the_k, Array the_v, const char* layout, std::optional<int64_t> latent_rank,
+            std::optional<int64_t> block_size, const char* row_format, Array the_k_scales,
+            Array the_v_scales);
   PyKvCache(const PyKvCache&) = delete;
   PyKvCache& operator=(const PyKvCache&) = delete;
   ~PyKvCache();
@@ -52,10 +57,10 @@ struct PyWorkspace {
   attention::Workspace workspace;
   attention::DeviceErrorFlags flags;
   attention::DeviceId device;
-  nb::object memory, error_flags;
+  AnyObject memory, error_flags;
   Held held[2] = {};
 
-  PyWorkspace(nb::handle the_memory, nb::handle the_error_flags);
+  PyWorkspace(Array the_memory, Array the_error_flags);
   PyWorkspace(const PyWorkspace&) = delete;
   PyWorkspace& operator=(const PyWorkspace&) = delete;
   ~PyWorkspace();
@@ -134,7 +139,7 @@ class OpCall {
   // all but its last extent. New ones are of the library and type of the call's first array.
   // Returns out, or (out, lse).
   template <typename Args, typename Of>
-  nb::object RunInto(const Args& args, Of* of, absl::Span<const int64_t> shape, double work) {
+  AnyObject RunInto(const Args& args, Of* of, absl::Span<const int64_t> shape, double work) {
     nb::object out = Out("out", given.out, first_, shape, &of->out);
     nb::object lse;
     if constexpr (requires { of->lse; }) {
@@ -146,7 +151,7 @@ class OpCall {
       }
     }
     Run(args, work);
-    return given.return_lse ? nb::object(nb::make_tuple(out, lse)) : out;
+    return given.return_lse ? nb::make_tuple(out, lse) : out;
   }
   // Refuses a call without `out`; `why`: with what it needs one, and of which type.
   void NeedOutIf(bool needed, const char* why) const {

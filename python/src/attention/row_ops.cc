@@ -33,12 +33,12 @@ auto QueriesAndDivisors(At at) {
                     Number("q_divisor", KVBLOCKS_OF(at, q_divisor), 200.0));
 }
 
-nb::object RunRotateKeys(OpCall& call, attention::RotateKeysArgs& args) {
+AnyObject RunRotateKeys(OpCall& call, attention::RotateKeysArgs& args) {
   return call.RunInto(args, &args, {Extent(args.in, 0), Extent(args.in, 1), Extent(args.in, 2)},
                       100.0 * static_cast<double>(args.in.num_elements()));
 }
 
-nb::object RunGatherRows(OpCall& call, attention::GatherRowsArgs& args) {
+AnyObject RunGatherRows(OpCall& call, attention::GatherRowsArgs& args) {
   std::array<int64_t, attention::kMaxRank> shape = {Extent(args.index, 0)};
   for (int dim = 1; dim < args.in.rank; ++dim) shape[dim] = args.in.extent[dim];
   const auto rank = static_cast<size_t>(std::max(1, int{args.in.rank}));
@@ -51,7 +51,7 @@ nb::object RunGatherRows(OpCall& call, attention::GatherRowsArgs& args) {
 void BindRowOps(nb::module_& module) {
   {
     using A = attention::ReshapeAndCacheArgs;
-    BindOp<A>(module, "reshape_and_cache", "None",
+    BindOp<A>(module, "reshape_and_cache",
               R"(Stores the keys and values of new tokens.
 
 k [T, Hkv, D], v [T, Hkv, Dv]; slot_mapping int64 [n], n <= T: slots, below 0 is skipped, and tokens
@@ -64,7 +64,7 @@ k_scale and v_scale being float32 of one element or [Hkv], or on the host a numb
   }
   {
     using A = attention::ConcatAndCacheMlaArgs;
-    BindOp<A>(module, "concat_and_cache_mla", "None",
+    BindOp<A>(module, "concat_and_cache_mla",
               R"(Stores rows of a latent cache.
 
 kv_c [T, R_kv], k_pe [T, R_pe]; slot_mapping as for reshape_and_cache. mla_fp8_656 and mla_fp8_584
@@ -78,7 +78,7 @@ on the host a number.)",
   {
     using A = attention::ComputeKvScalesArgs;
     const auto self = [](auto& a) -> auto& { return a; };
-    BindOp<A>(module, "compute_kv_scales", "None",
+    BindOp<A>(module, "compute_kv_scales",
               R"(The scales of a cache in codes: the largest magnitude / divisor.
 
 k [T, Hkv, D], v [T, Hkv, Dv], q [T, H, D] -> k_scale and v_scale, float32 of one element or [Hkv],
@@ -92,7 +92,7 @@ caches use divisors of 127.)",
     using A = attention::ScaleAndCacheArgs;
     const auto scales = KVBLOCKS_AT(scales);
     BindOp<A>(
-        module, "scale_and_cache", "None",
+        module, "scale_and_cache",
         R"(compute_kv_scales, then reshape_and_cache by these scales, in one call: bit for bit the
 same.
 
@@ -107,7 +107,7 @@ given scales. Without tokens nothing changes.)",
   }
   {
     using A = attention::QuantizeQueriesArgs;
-    BindOp<A>(module, "quantize_queries", "None",
+    BindOp<A>(module, "quantize_queries",
               R"(Codes of queries, for operations that take a q_scale.
 
 q [T, H, D] -> codes float8_e4m3fn [T, H, D]: q / scale, rounded to nearest even, at most 448 either
@@ -117,7 +117,7 @@ way. scale: float32 of one element, or on the host a number; None is 1.)",
   }
   {
     using A = attention::GatherCacheArgs;
-    BindOp<A>(module, "gather_cache", "None",
+    BindOp<A>(module, "gather_cache",
               R"(Copies the last lengths[b] tokens of each request out of the cache, dequantised.
 
 block_table int32 [R, columns], seq_lens and lengths int32 [R] -> out [R, M, Hkv, D] and out_v [R,
@@ -131,7 +131,7 @@ M, Hkv, Dv], or of a latent cache out [R, M, key_dim]; rows from row_offset on.)
   }
   {
     using A = attention::RotateKeysArgs;
-    BindOp<A>(module, "rotate_keys", "Any",
+    BindOp<A>(module, "rotate_keys",
               R"(Rotary embedding of keys [n, Hkv, D] by positions, int32 or int64 [n]; returns out.
 
 Angle i is position * theta^(-2i / rotary_dim) (0: D columns); with from_positions, the rotation is
@@ -141,8 +141,8 @@ from there to positions. Pairs are column i and i + rotary_dim / 2, or with inte
               Parameters(OptionalIn("from_positions", &A::from_positions),
                          Number("theta", &A::theta, 10000.0),
                          Number("rotary_dim", &A::rotary_dim, int64_t{0}),
-                         Take<bool>(nb::arg("interleaved") = false, "bool",
-                                    [](OpCall&, A& a, bool interleaved) {
+                         Take<bool>(nb::arg("interleaved") = false,
+                                    [](A& a, bool interleaved) {
                                       if (interleaved)
                                         a.pairs = attention::RotaryPairs::kInterleaved;
                                     }),
@@ -151,7 +151,7 @@ from there to positions. Pairs are column i and i + rotary_dim / 2, or with inte
   {
     using A = attention::SelectHkvdArgs;
     BindOp<A>(
-        module, "select_hkvd", "None",
+        module, "select_hkvd",
         R"(CacheBlend's choice of tokens to compute anew: those whose values deviate most, then the
 suffix.
 
@@ -172,7 +172,7 @@ suffix_len) are written; diffs float32 [n - suffix_len]: the squared deviations.
       "How many of num_tokens tokens select_hkvd chooses, the suffix included.");
   {
     using A = attention::FuseKvArgs;
-    BindOp<A>(module, "fuse_kv", "None",
+    BindOp<A>(module, "fuse_kv",
               R"(old[imp[r]] = new[r] for keys and values.
 
 imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].)",
@@ -183,7 +183,7 @@ imp int32 [M]; k_new and v_new [M, Hkv, D]; k_old and v_old [n, Hkv, D].)",
   }
   {
     using A = attention::GatherRowsArgs;
-    BindOp<A>(module, "gather_rows", "Any",
+    BindOp<A>(module, "gather_rows",
               R"(out[r] = rows[index[r]], bit by bit; returns out.
 
 rows [n, ...] of any type and of one to three dimensions, index int32 [M] -> out [M, ...] of the
