@@ -260,22 +260,6 @@ TEST(CudaMlaTest, T3SparseDecode) {
   }
 }
 
-TEST(CudaMlaTest, ASlotListedTwiceCountsTwice) {
-  for (const int64_t heads : {16, 64}) {
-    SparseCase lists(OptionsOf({.heads = heads, .entries = 66}));
-    std::vector<double> entries = lists.main_indices.Get();
-    for (size_t k = 1; k < entries.size(); k += 2) entries[k] = entries[k - 1];
-    lists.main_indices.Set(entries);
-    for (auto& rows : lists.seen) rows.clear();
-    for (size_t k = 0; k < entries.size(); ++k) {
-      const auto slot = static_cast<int64_t>(entries[k]);
-      if (slot < 0 || slot >= lists.main.view().num_slots()) continue;
-      lists.seen[k / 66].push_back(&lists.main.row(slot));
-    }
-    ExpectExact(lists);
-  }
-}
-
 TEST(CudaMlaTest, T3SparsePrefill) {
   for (const auto& [heads, dim] : {std::pair<int64_t, int64_t>{16, 576}, {64, 576}, {20, 512}}) {
     const DType type = heads == 16 ? DType::kF16 : DType::kBF16;

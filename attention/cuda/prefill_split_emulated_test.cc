@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <random>
 #include <utility>
 #include <vector>
@@ -20,8 +19,6 @@
 
 namespace kvblocks::attention::cuda {
 namespace {
-
-constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
 class PrefillSplitTest : public PrefillFixture {
  protected:
@@ -48,16 +45,6 @@ INSTANTIATE_TEST_SUITE_P(ComputeCapability, PrefillSplitTest, BothPrefillKernels
 TEST_P(PrefillSplitTest, RequestsWithFewerKeysThanPieces) {
   PagedCase paged(Options({300, 0, 17, 600, 129}, {5, 0, 17, 70, 1}));
   for (const int pieces : {1, 2, kMostPrefillPieces}) ExpectExact(paged, pieces);
-}
-
-TEST_P(PrefillSplitTest, T10ASinkOfMinusInfinityIsNone) {
-  PagedCase paged(Options({300, 0}, {9, 0}));
-  ExpectExact(paged, 2);
-  const std::vector<std::byte> without = OutputBytes(paged);
-  const Tensor sinks = FloatTensor({-kInfinite, -kInfinite});
-  paged.params.sinks = sinks.view;
-  ExpectExact(paged, 2);
-  EXPECT_EQ(OutputBytes(paged), without);
 }
 
 // A graph's batch may have fewer tokens than its bound.
@@ -146,8 +133,7 @@ class RunPrefillTest : public PrefillSplitTest {
     uint32_t flags = 0;
     CudaCall call = CallWith(&flags, bytes);
     paged.ClearOutputs();
-    EXPECT_EQ(RunPrefill(call, split, ParamsOf(paged)),
-              absl::OkStatus());
+    EXPECT_EQ(RunPrefill(call, split, ParamsOf(paged)), absl::OkStatus());
     EXPECT_EQ(paged.Mismatch(CudaTolerance(DType::kBF16)), "");
     return paged.out.bytes;
   }

@@ -1,3 +1,5 @@
+#include "attention/testing/layer_suite.h"
+
 #include <algorithm>
 #include <cmath>
 #include <random>
@@ -6,7 +8,6 @@
 
 #include "attention/testing/batch_sequences.h"
 #include "attention/testing/dense_oracle.h"
-#include "attention/testing/layer_suite.h"
 #include "attention/testing/paged_case.h"
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"

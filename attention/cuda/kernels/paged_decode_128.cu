@@ -3,8 +3,5 @@
 namespace kvblocks::attention::cuda {
 
 Error LaunchDecode128(const DecodeLaunch& launch) { return LaunchDecodeOf<128>(launch); }
-Error LaunchSpecialDecode128(const DecodeLaunch& launch) {
-  return LaunchSpecialDecodeOf<128>(launch);
-}
 
 }  // namespace kvblocks::attention::cuda

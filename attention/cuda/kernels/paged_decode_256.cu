@@ -3,8 +3,5 @@
 namespace kvblocks::attention::cuda {
 
 Error LaunchDecode256(const DecodeLaunch& launch) { return LaunchDecodeOf<256>(launch); }
-Error LaunchSpecialDecode256(const DecodeLaunch& launch) {
-  return LaunchSpecialDecodeOf<256>(launch);
-}
 
 }  // namespace kvblocks::attention::cuda

@@ -3,8 +3,5 @@
 namespace kvblocks::attention::cuda {
 
 Error LaunchDecode64(const DecodeLaunch& launch) { return LaunchDecodeOf<64>(launch); }
-Error LaunchSpecialDecode64(const DecodeLaunch& launch) {
-  return LaunchSpecialDecodeOf<64>(launch);
-}
 
 }  // namespace kvblocks::attention::cuda
