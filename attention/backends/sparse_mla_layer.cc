@@ -1,5 +1,3 @@
-#include "kvblocks/attention_layer.h"
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -8,6 +6,7 @@
 #include "attention/backends/layer_params.h"
 #include "checks/ceil_div.h"
 #include "checks/status_macros.h"
+#include "kvblocks/attention_layer.h"
 #include "kvblocks/check.h"
 
 namespace kvblocks::attention {
@@ -102,8 +101,7 @@ absl::Status BuildSparseLists(const AttentionBackend& backend, const ExecContext
                               const CommonAttentionMetadata* compressed, const SparseWork& work) {
   const SparseConfig& sparse = layer.sparse;
   if (sparse.compress_ratio == 0) return absl::OkStatus();
-  if (window.plans != nullptr &&
-      !window.plans->HasToList(layer, window, compressed, work)) {
+  if (window.plans != nullptr && !window.plans->HasToList(layer, window, compressed, work)) {
     return absl::OkStatus();
   }
   WindowIndicesArgs windows;
@@ -171,8 +169,7 @@ absl::StatusOr<std::unique_ptr<AttentionImpl>> SparseMlaLayer::Create(
       !config.alibi_slopes.absent() || config.block_sparse.enabled() ||
       !config.shares_cache_of.empty() || config.scale_state != nullptr ||
       !config.scales.k.absent() || !config.scales.v.absent() || !config.scales.q.absent() ||
-      config.quantize_queries ||
-      config.cascade != CascadeChoice::kNever || config.split_as_vllm) {
+      config.quantize_queries || config.cascade != CascadeChoice::kNever || config.split_as_vllm) {
     return refuse("a sparse layer is a decoder's and has sinks, a scale and no other feature");
   }
   LayerConfig full = config;
@@ -206,7 +203,8 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
   }
   const SparseTensors& more = *tensors.sparse;
   if (tensors.out_scale > 0) {
-    return Unimplemented("layer ", config_.name, ": a quantised output with sparse MLA; leave "
+    return Unimplemented("layer ", config_.name,
+                         ": a quantised output with sparse MLA; leave "
                          "out_scale at 0 and quantise out afterwards");
   }
   if (!metadata.causal || metadata.chunk != 0 || !metadata.attn_mask.null() ||
@@ -254,8 +252,8 @@ absl::Status SparseMlaLayer::CheckCall(const LayerTensors& tensors,
                                        {"slot_mapping", metadata.slot_mapping, 1}}));
   if (config_.rotary_dim > 0) KVBLOCKS_RETURN_IF_ERROR(check_rows({{"v", tensors.v, 2}}));
   if (sparse.compress_ratio > 0) {
-    KVBLOCKS_RETURN_IF_ERROR(check_rows({{"work.window_slots", work.window_slots, 2},
-                                         {"work.window_lens", work.window_lens, 1}}));
+    KVBLOCKS_RETURN_IF_ERROR(check_rows(
+        {{"work.window_slots", work.window_slots, 2}, {"work.window_lens", work.window_lens, 1}}));
   }
   if (sparse.topk > 0) {
     KVBLOCKS_RETURN_IF_ERROR(check_rows({{"index_q", more.index_q, 3},
@@ -335,8 +333,8 @@ absl::Status SparseMlaLayer::Save(const ExecContext& context, const LayerTensors
   LayerHooks& hooks = *tensors.hooks;
   absl::Status status = hooks.SaveLayer(config_.name, tensors.cache, metadata, context);
   if (status.ok() && sparse.compresses()) {
-    status = hooks.SaveLayer(sparse.names.compressed, more.compressed_cache, *more.compressed,
-                             context);
+    status =
+        hooks.SaveLayer(sparse.names.compressed, more.compressed_cache, *more.compressed, context);
   }
   if (status.ok() && sparse.topk > 0) {
     status = hooks.SaveBlocks(sparse.names.index, more.index_cache.rows,
@@ -346,8 +344,8 @@ absl::Status SparseMlaLayer::Save(const ExecContext& context, const LayerTensors
     status = hooks.SaveBlocks(sparse.names.states, more.compressor.states, *more.states, context);
   }
   if (status.ok() && sparse.compresses() && sparse.topk > 0) {
-    status = hooks.SaveBlocks(sparse.names.index_states, more.index_compressor.states,
-                              *more.states, context);
+    status = hooks.SaveBlocks(sparse.names.index_states, more.index_compressor.states, *more.states,
+                              context);
   }
   return status;
 }

@@ -22,10 +22,9 @@ constexpr int64_t kTokensPerItem = 64;
 // Calls work(first, last) for runs of tokens.
 template <typename Work>
 void ForTokens(const ExecContext& context, int64_t num_tokens, Work work) {
-  ParallelFor(context.threads, CeilDiv(num_tokens, kTokensPerItem),
-              [&](int64_t item, int) {
-                work(item * kTokensPerItem, std::min((item + 1) * kTokensPerItem, num_tokens));
-              });
+  ParallelFor(context.threads, CeilDiv(num_tokens, kTokensPerItem), [&](int64_t item, int) {
+    work(item * kTokensPerItem, std::min((item + 1) * kTokensPerItem, num_tokens));
+  });
 }
 
 void LoadHead(const ConstTensorView& view, int64_t t, int64_t head, double* out) {
@@ -124,7 +123,9 @@ absl::Status HostOps::Run(const Checked<GatherRowsArgs>& call) const {
   const int64_t heads = last == 2 ? args.in.extent[1] : 1;
   const int64_t dim = last == 0 ? 1 : args.in.extent[last];
   // Of dimension `d`, in bytes.
-  const auto stride = [&](const auto& view, int d) { return d > last ? 0 : view.stride[d] * bytes; };
+  const auto stride = [&](const auto& view, int d) {
+    return d > last ? 0 : view.stride[d] * bytes;
+  };
   ForTokens(context, args.index.extent[0], [&](int64_t first, int64_t end) {
     for (int64_t r = first; r < end; ++r) {
       const std::byte* from = args.in.At(IndexAt(args.index, r));

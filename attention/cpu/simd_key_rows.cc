@@ -35,8 +35,8 @@ KeyRows::Plane KeyRows::MakePlane(const ConstRowLayout& rows, int64_t dim) {
   plane.dim = dim;
   plane.has_row_type = IsRowType(rows.dtype);
   // Of several pieces, as keys of kPagedX are, see ReadPagedXKey.
-  plane.dense = rows.num_pieces == 1 &&
-                (rows.element_stride == ElementBytes(rows.dtype) || dim == 1);
+  plane.dense =
+      rows.num_pieces == 1 && (rows.element_stride == ElementBytes(rows.dtype) || dim == 1);
   plane.in_place = plane.dense && dim % kRowPad == 0 && plane.has_row_type;
   return plane;
 }
@@ -226,7 +226,8 @@ void KeyRows::LoadPlane(const Plane& plane, const TileAddresses& addresses,
     const auto gather = [&](auto element) {
       using Element = decltype(element);
       for (int64_t d = 0; d < plane.dim; ++d) {
-        std::memcpy(raw + d * sizeof(Element), from + d * plane.rows.element_stride, sizeof(Element));
+        std::memcpy(raw + d * sizeof(Element), from + d * plane.rows.element_stride,
+                    sizeof(Element));
       }
     };
     if (bytes == 1) gather(uint8_t{});

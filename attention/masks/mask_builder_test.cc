@@ -1,7 +1,5 @@
 // What masks contain, how they are cached and how they grow: EX-21, EX-36, T-24.
 
-#include "kvblocks/attention_masks.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -13,6 +11,7 @@
 
 #include "attention/tensor/small_floats.h"
 #include "attention/testing/says.h"
+#include "kvblocks/attention_masks.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -147,12 +146,23 @@ TEST(MaskCacheTest, EachComponentOfTheKeyGivesAnotherMask) {
   };
   // Neighbours differ in one thing.
   const auto make_all = [&] {
-    return std::vector<absl::StatusOr<MaskRef>>{
-        window(4, 16), window(5, 16), window(4, 17), window(4, 16, kF32Additive),
-        window(4, 16, {DType::kF32, MaskEncoding::kMarker}), builder.Strided(4, 16, kBoolMarker),
-        builder.Causal(16, kBoolMarker), builder.Mla(kBoolMarker), builder.SplitFuse(DType::kBool),
-        shard(16, 2, 0), shard(16, 2, 1), shard(16, 4, 1), shard(15, 2, 1), custom("a", ""),
-        custom("b", ""), custom("a", "x"), custom("a", "", 7)};
+    return std::vector<absl::StatusOr<MaskRef>>{window(4, 16),
+                                                window(5, 16),
+                                                window(4, 17),
+                                                window(4, 16, kF32Additive),
+                                                window(4, 16, {DType::kF32, MaskEncoding::kMarker}),
+                                                builder.Strided(4, 16, kBoolMarker),
+                                                builder.Causal(16, kBoolMarker),
+                                                builder.Mla(kBoolMarker),
+                                                builder.SplitFuse(DType::kBool),
+                                                shard(16, 2, 0),
+                                                shard(16, 2, 1),
+                                                shard(16, 4, 1),
+                                                shard(15, 2, 1),
+                                                custom("a", ""),
+                                                custom("b", ""),
+                                                custom("a", "x"),
+                                                custom("a", "", 7)};
   };
   const auto first = make_all(), again = make_all();
   std::set<const std::byte*> seen;

@@ -1,5 +1,3 @@
-#include "kvblocks/attention_metadata.h"
-
 #include <algorithm>
 #include <functional>
 #include <limits>
@@ -13,6 +11,7 @@
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {
@@ -294,8 +293,10 @@ TEST(MetadataBuilderTest, BadInputChangesNothing) {
        "request 0: block id 1 of KV group 0 is 100"},
       {[](Step& s) { s.tables[2][1] = 23, s.requests[1].num_computed_tokens = 10; },
        Code::kInvalidArgument, "request 2: slot 94 of KV group 0 is also written by request 1"},
-      {[](Step& s) { s.tables[0] = {12, 12}; }, Code::kInvalidArgument,
-       "slot 48 of KV group 0 is also written by request 0"},
+      {[](Step& s) {
+         s.tables[0] = {12, 12};
+       },
+       Code::kInvalidArgument, "slot 48 of KV group 0 is also written by request 0"},
       {[](Step& s) { s.tables.pop_back(); }, Code::kInvalidArgument,
        "block_ids has 2 lists; 3 requests of 1 KV groups"},
       {[](Step& s) { s.input.padded_num_reqs = 2; }, Code::kInvalidArgument,

@@ -1,5 +1,7 @@
 // KvCacheVerifier: what it is made from, and what it says of a failure.
 
+#include "kvblocks/kv_cache_verifier.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -14,7 +16,6 @@
 #include "attention/verify/verifier_run.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
-#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 
@@ -44,14 +45,13 @@ absl::Status CheckGroup(const VerifiedGroup& group, const std::string& where,
                         const VerifierOptions& options) {
   const int64_t ratio = group.compress_ratio;
   KVBLOCKS_RETURN_IF_ERROR(CheckFields(
-      where,
-      {{IsIn(group.block_size, 1, kMaxSize), ".block_size", group.block_size, "1 to 2^20"},
-       {IsIn(group.num_layers, 0, kMaxSize), ".num_layers", group.num_layers, "0 to 2^20"},
-       {ratio >= 1 && group.block_size % ratio == 0, ".compress_ratio", ratio,
-        "a divisor of the block size"},
-       {group.window >= 0, ".window", group.window, "at least 0"},
-       {group.chunk >= 0 && group.block_size > 0 && group.chunk % group.block_size == 0, ".chunk",
-        group.chunk, "a multiple of the block size"}}));
+      where, {{IsIn(group.block_size, 1, kMaxSize), ".block_size", group.block_size, "1 to 2^20"},
+              {IsIn(group.num_layers, 0, kMaxSize), ".num_layers", group.num_layers, "0 to 2^20"},
+              {ratio >= 1 && group.block_size % ratio == 0, ".compress_ratio", ratio,
+               "a divisor of the block size"},
+              {group.window >= 0, ".window", group.window, "at least 0"},
+              {group.chunk >= 0 && group.block_size > 0 && group.chunk % group.block_size == 0,
+               ".chunk", group.chunk, "a multiple of the block size"}}));
   if ((group.is_state || group.is_cross) &&
       (group.is_state == group.is_cross || group.is_mla || group.window > 0 || group.chunk > 0 ||
        ratio > 1 || !group.sink_blocks.empty() || !group.sinks.empty())) {
@@ -63,13 +63,12 @@ absl::Status CheckGroup(const VerifiedGroup& group, const std::string& where,
   const auto num_sink_blocks = static_cast<int64_t>(group.sink_blocks.size());
   const auto num_sinks = static_cast<int64_t>(group.sinks.size());
   KVBLOCKS_RETURN_IF_ERROR(CheckFields(
-      where,
-      {{group.window == 0 || group.chunk == 0, ".chunk", group.chunk, "no window, too"},
-       {!is_local || ratio == 1, ".compress_ratio", ratio, "1 with a window or chunks"},
-       {!is_local || num_sink_blocks == 0, ".sink_blocks", num_sink_blocks,
-        "none with a window or chunks"},
-       {num_sinks == 0 || num_sinks == options.num_heads, ".sinks", num_sinks,
-        "one per head, or none"}}));
+      where, {{group.window == 0 || group.chunk == 0, ".chunk", group.chunk, "no window, too"},
+              {!is_local || ratio == 1, ".compress_ratio", ratio, "1 with a window or chunks"},
+              {!is_local || num_sink_blocks == 0, ".sink_blocks", num_sink_blocks,
+               "none with a window or chunks"},
+              {num_sinks == 0 || num_sinks == options.num_heads, ".sinks", num_sinks,
+               "one per head, or none"}}));
   for (const int32_t block : group.sink_blocks) {
     KVBLOCKS_RETURN_IF_ERROR(
         CheckFields(where, {{IsIn(block, kNullBlock + 1, options.num_blocks - 1), ".sink_blocks",
@@ -96,17 +95,17 @@ absl::StatusOr<std::unique_ptr<KvCacheVerifier>> KvCacheVerifier::Create(Verifie
   const int64_t heads = options.num_heads, kv_heads = options.num_kv_heads;
   const int64_t size = options.head_size;
   KVBLOCKS_RETURN_IF_ERROR(CheckFields(
-      "", {{IsIn(options.num_blocks, 1, INT32_MAX), "num_blocks", options.num_blocks,
-            "1 to 2^31 - 1"},
-           {!options.groups.empty(), "groups", 0, "at least 1"},
-           {kv_heads >= 1, "num_kv_heads", kv_heads, "at least 1"},
-           {heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "num_heads", heads,
-            "a multiple of num_kv_heads"},
-           {size >= 2 && size % 2 == 0, "head_size", size, "an even number, at least 2"},
-           {options.max_rows_per_step >= 0, "max_rows_per_step", options.max_rows_per_step,
-            "at least 0"},
-           {heads <= kMaxSize, "num_heads", heads, "at most 2^20"},
-           {size <= kMaxSize, "head_size", size, "at most 2^20"}}));
+      "",
+      {{IsIn(options.num_blocks, 1, INT32_MAX), "num_blocks", options.num_blocks, "1 to 2^31 - 1"},
+       {!options.groups.empty(), "groups", 0, "at least 1"},
+       {kv_heads >= 1, "num_kv_heads", kv_heads, "at least 1"},
+       {heads >= 1 && kv_heads >= 1 && heads % kv_heads == 0, "num_heads", heads,
+        "a multiple of num_kv_heads"},
+       {size >= 2 && size % 2 == 0, "head_size", size, "an even number, at least 2"},
+       {options.max_rows_per_step >= 0, "max_rows_per_step", options.max_rows_per_step,
+        "at least 0"},
+       {heads <= kMaxSize, "num_heads", heads, "at most 2^20"},
+       {size <= kMaxSize, "head_size", size, "at most 2^20"}}));
   if (!(options.tolerance >= 0) || std::isinf(options.tolerance)) {
     return InvalidArgument("tolerance: got ", options.tolerance,
                            ", expected a finite number, at least 0");
@@ -172,7 +171,7 @@ absl::Status VerifierRun::Fail(VerifierFailure failure) {
 
 // What the backend refuses, other than misuse of this class, is a batch made of impossible tables.
 absl::Status VerifierRun::FailedOperation(size_t layer, const char* operation,
-                                              const absl::Status& status) {
+                                          const absl::Status& status) {
   if (status.ok()) return status;
   return Fail({.layer = static_cast<int64_t>(layer),
                .text = absl::StrCat(operation, " was refused: ", status.ToString())});
@@ -193,8 +192,8 @@ std::string VerifierRun::DescribeRow(size_t layer, const Held& held, int64_t row
 }
 
 std::string VerifierRun::DescribeBlock(size_t layer, int32_t block, int64_t offset) const {
-  std::string text = absl::StrCat(
-      "holds ", memory_.IsPoisoned(layer, block, offset) ? "poison" : "other numbers");
+  std::string text =
+      absl::StrCat("holds ", memory_.IsPoisoned(layer, block, offset) ? "poison" : "other numbers");
   const BlockHistory& history = memory_.history(block);
   switch (history.event) {
     case BlockEvent::kNone:
@@ -238,20 +237,20 @@ bool VerifierRun::FindWrongRow(size_t layer, const Held& held, int64_t begin, in
 }
 
 absl::Status VerifierRun::WrongRow(size_t layer, const Part& part, int64_t row) {
-  return Fail({.request = part.held->name,
-               .layer = static_cast<int64_t>(layer),
-               .key_position = TokenOfRow(GroupOf(layer), row),
-               .block = BlockOfRow(layers_[layer].group, *part.held, row),
-               .text = absl::StrCat(
-                   GroupOf(layer).is_cross
-                       ? std::string("what the encoder wrote in the request's first step")
-                       : absl::StrCat("the prefix of ", part.num_computed,
-                                      " tokens that the request came in with"),
-                   " is not there: ", DescribeRow(layer, *part.held, row))});
+  return Fail(
+      {.request = part.held->name,
+       .layer = static_cast<int64_t>(layer),
+       .key_position = TokenOfRow(GroupOf(layer), row),
+       .block = BlockOfRow(layers_[layer].group, *part.held, row),
+       .text = absl::StrCat(GroupOf(layer).is_cross
+                                ? std::string("what the encoder wrote in the request's first step")
+                                : absl::StrCat("the prefix of ", part.num_computed,
+                                               " tokens that the request came in with"),
+                            " is not there: ", DescribeRow(layer, *part.held, row))});
 }
 
 absl::Status VerifierRun::WrongOutput(size_t layer, const Query& query,
-                                          absl::Span<const float> got) {
+                                      absl::Span<const float> got) {
   const VerifiedGroup& group = GroupOf(layer);
   const RowShape& shape = Shape(group);
   const Held& held = *query.part->held;
