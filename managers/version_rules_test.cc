@@ -77,12 +77,11 @@ TEST(VersionRulesTest, TheEndOfAShorterPromptServesNoLongerOne) {
 // refused.
 TEST(VersionRulesTest, ExternalTokensBeyondTheLongestSequence) {
   for (const Semantics& semantics : {Semantics::Vllm033(), Semantics::Vllm025()}) {
-    const auto manager =
-        Manager(20, {Full(4)}, {.max_model_len = 16, .semantics = semantics});
+    const auto manager = Manager(20, {Full(4)}, {.max_model_len = 16, .semantics = semantics});
     const auto request = NewRequest(*manager, Tokens(30));
     const std::string before = State(*manager);
-    const auto slots = manager->AllocateSlots(
-        *request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
+    const auto slots =
+        manager->AllocateSlots(*request, {.num_new_tokens = 1, .num_external_computed_tokens = 20});
     EXPECT_EQ(slots.ok(), !semantics.is_025) << slots.status();
     if (slots.ok()) {
       EXPECT_THAT(manager->GetBlocks(*request, 0), ElementsAre(1, 2, 3, 4));
@@ -163,6 +162,71 @@ TEST(VersionRulesTest, StaleHitsOfAnotherPageSizeAreRefused) {
   EXPECT_THAT(refusal({table(1)[0]}, {table(1)[0]}),
               ::testing::HasSubstr("no longer is a page of that group's size"));
   EXPECT_EQ(refusal({table(0)[0]}, {table(1)[0]}), "");
+}
+
+// V-3: of a prefix that others share a draft group keeps the block that a hit up to its end drops,
+// and what a hit needs that ends one block earlier because it drops its own last one.
+TEST(VersionRulesTest, ADraftGroupKeepsTwoHitsAtASharedPrefix) {
+  KvCacheConfig config = Config(60, {Full(16), Window(16, 16)});
+  config.groups[1].is_draft = true;
+  const auto manager = KvCacheManager::Create(
+                           config, {.max_model_len = 1024, .use_eagle = true, .hash_seed = "seed"})
+                           .value();
+  const auto request = NewRequest(*manager, Tokens(200));
+  request->set_shared_prefix_boundary(112);
+  ASSERT_TRUE(Step(*manager, *request, 200));
+  std::vector<int64_t> kept;
+  for (int64_t i = 0; i < 12; ++i) {
+    const BlockId id = manager->GetBlocks(*request, 1)[static_cast<size_t>(i)];
+    if (manager->pool().block(id).has_key()) kept.push_back(i);
+  }
+  EXPECT_THAT(kept, ElementsAre(5, 6, 7, 10, 11));
+}
+
+// BM-116: the gate asks for the prompt and the most that the window holds, not for all tokens.
+TEST(VersionRulesTest, GateKnowsTheCapOfAWindowOfTheOutput) {
+  const KvCacheSpec spec =
+      FullAttentionSpec::Create(
+          {.block_size = 4, .num_kv_heads = 1, .head_size = 8, .output_window = 6})
+          .value();
+  const auto fits = [&](int64_t num_free, int64_t prefill_lookahead) {
+    const auto manager =
+        Manager(1 + num_free, {spec},
+                {.max_in_flight_tokens = 4, .prefill_lookahead_tokens = prefill_lookahead});
+    const auto request = NewRequest(*manager, Tokens(10), "r", /*skip_reading=*/true);
+    EXPECT_TRUE(request->AppendOutputTokens(Tokens(40, 100)).ok());
+    return manager->AllocateSlots(*request, {.num_new_tokens = 4, .full_sequence_must_fit = true})
+        ->has_value();
+  };
+  // Window, tokens in flight and those that a drafter may compute again touch at most
+  // cdiv(6 + 4 - 1, 4) + 1 = 4 blocks, or cdiv(6 + 4 + 4 - 1, 4) + 1 = 5.
+  EXPECT_FALSE(fits(6, 0));
+  EXPECT_TRUE(fits(7, 0));
+  EXPECT_FALSE(fits(7, 5));
+  EXPECT_TRUE(fits(8, 5));
+}
+
+// V-100, BM-114: a window keeps two tokens more for a drafter that may compute them again, which no
+// look-up returns; the hit is none the less what the next token needs.
+TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
+  const auto manager =
+      Manager(60, {Window(4, 9, 2)}, {.use_eagle = true, .prefill_lookahead_tokens = 3});
+  const auto first = NewRequest(*manager, Tokens(24));
+  ASSERT_TRUE(Step(*manager, *first, 24));
+  const auto second = NewRequest(*manager, Tokens(24));
+  const ComputedBlocks hits = Hits(*manager, *second);
+  ASSERT_EQ(hits.num_tokens(), 16);
+  ASSERT_THAT(hits.blocks(0), ElementsAre(0, 0, 3, 4));
+  const auto slots =
+      manager->AllocateSlots(*second, {.num_new_tokens = 8, .computed_blocks = &hits});
+  ASSERT_TRUE(slots.ok()) << slots.status();
+  EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 3, 4, 7, 8));
+  EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  // Behind 20 tokens, positions from token 20 - 9 + 1 - 2 on are kept.
+  ASSERT_TRUE(manager->RemoveSkippedBlocks(*second, 20).ok());
+  EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 3, 4, 7, 8));
+  ASSERT_TRUE(manager->RemoveSkippedBlocks(*second, 22).ok());
+  EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
 }  // namespace
