@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+
 #include <limits>
 #include <memory>
 #include <numeric>

@@ -1,5 +1,3 @@
-#include "kvblocks/attention_cuda.h"
-
 #include <cstddef>
 #include <memory>
 
@@ -9,6 +7,7 @@
 #include "attention/cuda/index_ops.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/paged_decode_ops.h"
+#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,5 +1,3 @@
-#include "kvblocks/attention_metadata.h"
-
 #include <limits>
 #include <memory>
 #include <string>
@@ -11,6 +9,7 @@
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

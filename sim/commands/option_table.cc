@@ -1,4 +1,3 @@
-#include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
 
 #include <algorithm>
@@ -12,6 +11,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
+#include "sim/commands/fleet_input.h"
 #include "sim/simulation_config.h"
 #include "sim/trace/decimal.h"
 

@@ -1,5 +1,7 @@
 #include "sim/report/step_rows.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <deque>
 #include <iterator>
@@ -10,7 +12,6 @@
 #include <string_view>
 #include <utility>
 #include <vector>
-#include <xxhash.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
