@@ -99,8 +99,10 @@ TEST(NewKindsTest, SomeGroupMustBeCacheable) {
 // Windows over the output alone (BM-116): the prompt stays, and of the output the last w tokens.
 
 KvCacheSpec OutputWindow(int64_t block_size, int64_t window) {
-  return FullAttentionSpec::Create(
-             {.block_size = block_size, .num_kv_heads = 1, .head_size = 8, .output_window = window})
+  return FullAttentionSpec::Create({.block_size = block_size,
+                                    .num_kv_heads = 1,
+                                    .head_size = 8,
+                                    .output_window = window})
       .value();
 }
 

@@ -234,9 +234,9 @@ TEST(VersionRulesTest, GateKnowsTheCapOfAWindowOfTheOutput) {
   for (const int64_t prefill_lookahead : {0, 5}) {
     const int64_t enough = prefill_lookahead == 0 ? 7 : 8;
     for (const int64_t num_free : {enough - 1, enough}) {
-      const auto manager =
-          Manager(1 + num_free, {spec},
-                  {.max_in_flight_tokens = 4, .prefill_lookahead_tokens = prefill_lookahead});
+      const auto manager = Manager(1 + num_free, {spec},
+                                   {.max_in_flight_tokens = 4,
+                                    .prefill_lookahead_tokens = prefill_lookahead});
       const auto request = NewRequest(*manager, Tokens(10), "r", /*skip_reading=*/true);
       ASSERT_TRUE(request->AppendOutputTokens(Tokens(40, 100)).ok());
       const auto admitted =

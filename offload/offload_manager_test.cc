@@ -238,7 +238,7 @@ TEST(OffloadManagerTest, AnExclusiveTierGivesAwayWhatWasLoaded) {
 
 TEST(OffloadManagerTest, WhatATierEvictsMovesDown) {
   Tiers tiers(List{{.name = "host", .capacity_slots = 2},
-                   {.name = "disk", .capacity_slots = 4, .write_policy = WritePolicy::kOnEvict}});
+               {.name = "disk", .capacity_slots = 4, .write_policy = WritePolicy::kOnEvict}});
   const PrefixContent first = tiers.Content(9), second = tiers.Content(9, 100);
   EXPECT_THAT(tiers.Store(first).writes, SizeIs(2));
   const StorePlan plan = tiers.Store(second);

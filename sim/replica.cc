@@ -39,8 +39,8 @@ absl::StatusOr<std::unique_ptr<Replica>> Replica::Create(
   if (!manager.ok()) return manager.status();
   replica->manager_ = *std::move(manager);
   for (EngineObserver* observer : observers) replica->observers_.Add(observer);
-  auto scheduler =
-      Scheduler::Create(config.scheduler, replica->manager_.get(), trace, &replica->observers_);
+  auto scheduler = Scheduler::Create(config.scheduler, replica->manager_.get(), trace,
+                                     &replica->observers_);
   if (!scheduler.ok()) return scheduler.status();
   replica->scheduler_ = *std::move(scheduler);
   if (!replica->observers_.NeedsEveryRecord() && step_time->adds_up_decodes()) {
@@ -360,8 +360,9 @@ absl::Status Replica::TimeStages(const StepPeers* peers) {
     if (!time.ok()) return time.status();
     stage_times_[0] = *time;
   } else {
-    absl::Status status = step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_),
-                                                 absl::MakeSpan(send_times_));
+    absl::Status status =
+        step_time_->StageTimes(work_, decodes, absl::MakeSpan(stage_times_),
+                               absl::MakeSpan(send_times_));
     if (!status.ok()) return status;
   }
   step_time_->Tally(work_, decodes, peers != nullptr ? *peers : StepPeers(), &result_.step_tally);

@@ -175,8 +175,8 @@ TEST(PipelineSimulationTest, SM28TwoRequestsFillTwoStages) {
   replay.Add({.id = "A", .prompt = 4, .output = 2});
   replay.Add({.id = "B", .prompt = 4, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines,
-              ElementsAre("0: A:4 [1]", "0: B:4 [2]", "0: A:1 [3] fin A", "2: B:1 [4] fin B"));
+  EXPECT_THAT(replay.lines, ElementsAre("0: A:4 [1]", "0: B:4 [2]", "0: A:1 [3] fin A",
+                                        "2: B:1 [4] fin B"));
   EXPECT_THAT(replay.device, ElementsAre("0-2", "1-3", "2-4", "3-5"));
   EXPECT_EQ(replay.result.busy_time, 5 * kSecond);
   EXPECT_EQ(replay.result.stage_time, 8 * kSecond);

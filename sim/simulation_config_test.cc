@@ -78,7 +78,8 @@ INSTANTIATE_TEST_SUITE_P(
                    c.manager.max_retained_share = 0.09;
                    c.scheduler.retention = {{}};
                  },
-                 {"manager.max_retained_share is 0.09, expected at least 0.1", "one block of 10"}},
+                 {"manager.max_retained_share is 0.09, expected at least 0.1",
+                  "one block of 10"}},
         BadField{"NoBudget",
                  [](C& c) { c.scheduler.max_num_batched_tokens = 0; },
                  {"scheduler.max_num_batched_tokens is 0", "expected 1 to"}},

@@ -26,8 +26,8 @@ TEST(SimulationEncoderTest, ARequestTakesTheBlocksOfItsInputWhenItEnters) {
   UseEncoder(&replay, 20, 12);
   replay.Add({.id = "A", .prompt = 6, .output = 4, .encoder = 10});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines,
-              ElementsAre("0: A:6 [1,2,3,4,5]", "1: A:1 []", "2: A:1 []", "3: A:1 [6] fin A"));
+  EXPECT_THAT(replay.lines, ElementsAre("0: A:6 [1,2,3,4,5]", "1: A:1 []", "2: A:1 []",
+                                        "3: A:1 [6] fin A"));
   const std::vector<BlockId> front(replay.free_queue.begin(), replay.free_queue.begin() + 8);
   EXPECT_THAT(front, ElementsAre(5, 4, 3, 6, 2, 1, 7, 8));
   EXPECT_EQ(replay.result.scheduler.num_encoder_tokens, 10);

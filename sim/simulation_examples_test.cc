@@ -424,7 +424,8 @@ void AddForRetention(Replay& replay, std::optional<SimTime> ttl) {
   replay.Add({.id = "A", .prompt = 9, .output = 1, .at = 0, .content = Ids(1, 9), .session = 1});
   replay.Add({.id = "B", .prompt = 13, .output = 1, .at = 5});
   replay.Add({.id = "C", .prompt = 9, .output = 1, .at = 10});
-  replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Ids(1, 9), .session = 2});
+  replay.Add(
+      {.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Ids(1, 9), .session = 2});
 }
 
 TEST_F(SimulatorExamples, ASessionsBlocksAreRetained) {
@@ -432,9 +433,11 @@ TEST_F(SimulatorExamples, ASessionsBlocksAreRetained) {
   RunToTheEnd();
   EXPECT_THAT(replay_.lines, ElementsAre("0: A:9 [1,2,3] fin A", "5: B:13 [3,4,5,2] fin B",
                                          "10: C:9 [2,5,4] fin C", "20: D:5h4 [4,3] fin D"));
-  EXPECT_EQ(replay_.retention,
-            (RetentionTotals{
-                .num_begun = 3, .num_renewed = 1, .num_taken = 1, .num_hits = 1, .peak = 2}));
+  EXPECT_EQ(replay_.retention, (RetentionTotals{.num_begun = 3,
+                                                .num_renewed = 1,
+                                                .num_taken = 1,
+                                                .num_hits = 1,
+                                                .peak = 2}));
 }
 
 // A ends at 1 s, and C begins at 10 s.

@@ -31,8 +31,9 @@ TEST(SimulationLoadsTest, AnAsynchronousLoadHoldsBlocksAndRegistersThemWhenItEnd
   replay.Add({.id = "B", .prompt = 5, .output = 1, .at = 1, .content = Document(5)});
   replay.Add({.id = "C", .prompt = 13, .output = 1, .at = 3, .content = Document(12)});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, ElementsAre("0: load A +8", "1: B:5 [3,4] fin B",
-                                        "3: A:4 [4], C:1h12 [5] fin C", "4: A:1 [5] fin A"));
+  EXPECT_THAT(replay.lines,
+              ElementsAre("0: load A +8", "1: B:5 [3,4] fin B", "3: A:4 [4], C:1h12 [5] fin C",
+                          "4: A:1 [5] fin A"));
   EXPECT_THAT(replay.scripted.calls, ElementsAre("start A 0+8", "leave B finished",
                                                  "leave C finished", "leave A finished"));
   EXPECT_EQ(replay.result.scheduler.num_external, 8);
@@ -96,7 +97,8 @@ TEST(SimulationLoadsTest, ALoadThatBringsNothingStartsAnew) {
       {{0, {.loads = {{.prefix = 8, .seconds = 2, .arrived = 3}, {.prefix = 4, .seconds = 1}}}}});
   replay.Add({.id = "A", .prompt = 9, .output = 1});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines, ElementsAre("0: load A +8", "2: load A +4", "3: A:5 [1,3] fin A"));
+  EXPECT_THAT(replay.lines,
+              ElementsAre("0: load A +8", "2: load A +4", "3: A:5 [1,3] fin A"));
 }
 
 // With a window beside it, the whole prefix is void: the window's blocks lie at its end.
@@ -134,18 +136,18 @@ TEST(SimulationLoadsTest, FinishedBlocksCanBeHeld) {
 
 // PREEMPTED -> LOADING -> PREEMPTED -> RUNNING. WE-7 with a connector that has what B computed.
 TEST(SimulationLoadsTest, APreemptedRequestCanLoadWhatItLost) {
-  LoadReplay replay({{1, {.loads = {{.prefix = 1, .seconds = 0}, {.prefix = 12, .seconds = 2}}}}},
-                    7);
+  LoadReplay replay({{1, {.loads = {{.prefix = 1, .seconds = 0},
+                                    {.prefix = 12, .seconds = 2}}}}}, 7);
   replay.config.manager.enable_caching = false;
   replay.Add({.id = "A", .prompt = 8, .output = 9});
   replay.Add({.id = "B", .prompt = 8, .output = 9});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(
-      replay.lines,
-      ElementsAre("0: A:8 [1,2] load B +1", "1: A:1 [4], B:7 [5]", "2: A:1 [], B:1 [6]",
-                  "3: A:1 [], B:1 []", "4: A:1 [], B:1 []", "5: A:1 [6] preempt B", "6: A:1 []",
-                  "7: A:1 []", "8: A:1 [] fin A", "9: load B +12", "11: B:1 []", "12: B:1 [1]",
-                  "13: B:1 []", "14: B:1 []", "15: B:1 [] fin B"));
+  EXPECT_THAT(replay.lines,
+              ElementsAre("0: A:8 [1,2] load B +1", "1: A:1 [4], B:7 [5]", "2: A:1 [], B:1 [6]",
+                          "3: A:1 [], B:1 []", "4: A:1 [], B:1 []", "5: A:1 [6] preempt B",
+                          "6: A:1 []", "7: A:1 []", "8: A:1 [] fin A", "9: load B +12",
+                          "11: B:1 []", "12: B:1 [1]", "13: B:1 []", "14: B:1 []",
+                          "15: B:1 [] fin B"));
 }
 
 // --- Aborts ---
@@ -211,8 +213,8 @@ TEST(SimulationLoadsTest, WhoHoldsBlocksGoesBeforeAHeadThatDoesNotFit) {
   replay.Add({.id = "L", .prompt = 17, .output = 1, .priority = 5});
   replay.Add({.id = "H", .prompt = 20, .output = 1, .at = 1, .priority = 0});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines,
-              ElementsAre("0: load L +16", "3: L:1 [5] fin L", "4: H:20 [5,6,7,4,3] fin H"));
+  EXPECT_THAT(replay.lines, ElementsAre("0: load L +16", "3: L:1 [5] fin L",
+                                        "4: H:20 [5,6,7,4,3] fin H"));
 }
 
 // Without the gate on whole sequences the last one let in, more urgent, cannot go on before the

@@ -249,10 +249,7 @@ TEST(PartialHitsTest, WhoIsAloneDoesWithoutHitsThatDoNotFit) {
   replay.config.kv_cache.num_blocks = 6;
   UsePartialHits(&replay, 2);
   for (const char* id : {"A", "B"}) {
-    replay.Add({.id = id,
-                .prompt = 7,
-                .output = 1,
-                .at = id[0] == 'A' ? 0.0 : 20.0,
+    replay.Add({.id = id, .prompt = 7, .output = 1, .at = id[0] == 'A' ? 0.0 : 20.0,
                 .content = {0, 0, 1, 1, 2, 2, 7}});
   }
   NaiveDevice device;
@@ -303,12 +300,12 @@ void AddPartialHits(uint64_t seed, bool one_by_one, Replay* replay) {
   Draw draw(seed);
   const int64_t count = draw(2, 14);
   for (int64_t i = 0; i < count; ++i) {
-    ReplayRequest request{
-        .id = std::to_string(i),
-        .prompt = draw(1, 30),
-        .output = draw(1, 12),
-        .at = one_by_one ? 100.0 * static_cast<double>(i) : static_cast<double>(draw(0, 40)) / 4.0,
-        .priority = static_cast<int32_t>(draw(0, 2))};
+    ReplayRequest request{.id = std::to_string(i),
+                          .prompt = draw(1, 30),
+                          .output = draw(1, 12),
+                          .at = one_by_one ? 100.0 * static_cast<double>(i)
+                                           : static_cast<double>(draw(0, 40)) / 4.0,
+                          .priority = static_cast<int32_t>(draw(0, 2))};
     const int64_t document = draw(0, 1);
     const int64_t shared = draw(0, request.prompt);
     for (int64_t t = 0; t < request.prompt; ++t) {

@@ -1,6 +1,7 @@
 // CPU's attention over K/V heads and dense latent caches, and the merging of states. What lists of
 // keys need is in cpu_ops_sparse.cc.
 
+
 #include <algorithm>
 #include <utility>
 #include <vector>

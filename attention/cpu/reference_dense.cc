@@ -78,7 +78,8 @@ void RunPagedPrefill(const ExecContext& context, const PagedPrefillArgs& args,
                        ? CutsAt(shared_prefix, request.kv_len)
                        : CutsOf(args.params.split, request.kv_len, args.cache.block_size());
   }
-  AttendAndWrite(context, batch, args.q, {args.params.sinks, args.out_scale, args.out, args.lse});
+  AttendAndWrite(context, batch, args.q,
+                 {args.params.sinks, args.out_scale, args.out, args.lse});
 }
 
 }  // namespace
@@ -159,7 +160,8 @@ absl::Status CpuReferenceOps::Run(const Checked<VarlenSelfAttentionArgs>& call) 
   }
   const TensorRows keys(args.k, args.v, args.params.scales, std::move(first_row));
   batch.keys = &keys;
-  AttendAndWrite(context, batch, args.q, {args.params.sinks, args.out_scale, args.out, args.lse});
+  AttendAndWrite(context, batch, args.q,
+                 {args.params.sinks, args.out_scale, args.out, args.lse});
   return absl::OkStatus();
 }
 

@@ -75,8 +75,9 @@ class TileRun {
       TileRow row;
       row.row = request.first_row + i;
       row.head = tile.kv_head * group + pair % group;
-      const int64_t p = batch.query_positions.absent() ? request.kv_len - request.q_len + i
-                                                       : IndexAt(batch.query_positions, row.row);
+      const int64_t p = batch.query_positions.absent()
+                            ? request.kv_len - request.q_len + i
+                            : IndexAt(batch.query_positions, row.row);
       row.sees = visibility.RowOf(shape, i, p, row.head);
       row.slope = params.alibi_slopes.absent()
                       ? 0

@@ -25,15 +25,16 @@ void AppendList(const ExecContext& context, const SparseKeys& keys, bool extra, 
   if (keys.cache.absent()) return;
   const int64_t used = UsedEntries(keys.topk_len, b, keys.indices.extent[2]);
   for (int64_t k = 0; k < used; ++k) {
-    const int64_t slot =
-        static_cast<int64_t>(LoadElement(keys.indices.dtype, keys.indices.At(b, s, k)));
+    const int64_t slot = static_cast<int64_t>(
+        LoadElement(keys.indices.dtype, keys.indices.At(b, s, k)));
     if (slot >= keys.cache.num_slots()) Flag(context, kBadIndex);
     if (slot >= 0 && slot < keys.cache.num_slots()) list.push_back({slot, extra});
   }
 }
 
 // One request per query, whose keys are its list; nothing hides any of them.
-std::vector<AttendRequest> ListRequests(const std::vector<std::vector<ListedRows::Entry>>& lists) {
+std::vector<AttendRequest> ListRequests(
+    const std::vector<std::vector<ListedRows::Entry>>& lists) {
   std::vector<AttendRequest> requests(lists.size());
   for (size_t n = 0; n < lists.size(); ++n) {
     requests[n].index = requests[n].first_row = static_cast<int64_t>(n);
@@ -146,8 +147,8 @@ absl::Status CpuReferenceOps::Run(const Checked<SparseMlaPrefillArgs>& call) con
   for (int64_t t = 0; t < num_tokens; ++t) {
     const int64_t used = UsedEntries(args.topk_len, t, args.indices.extent[2]);
     for (int64_t k = 0; k < used; ++k) {
-      const int64_t row =
-          static_cast<int64_t>(LoadElement(args.indices.dtype, args.indices.At(t, 0, k)));
+      const int64_t row = static_cast<int64_t>(
+          LoadElement(args.indices.dtype, args.indices.At(t, 0, k)));
       if (row >= num_rows) Flag(context, kBadIndex);
       if (row >= 0 && row < num_rows) lists[t].push_back({row, false});
     }

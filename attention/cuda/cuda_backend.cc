@@ -1,3 +1,5 @@
+#include "kvblocks/attention_cuda.h"
+
 #include <cstddef>
 #include <memory>
 
@@ -7,7 +9,6 @@
 #include "attention/cuda/index_ops.h"
 #include "attention/cuda/kernels/attend_rows.h"
 #include "attention/cuda/paged_decode_ops.h"
-#include "kvblocks/attention_cuda.h"
 
 namespace kvblocks::attention {
 namespace {

@@ -1,10 +1,9 @@
 // What layers of every backend must do, with all tensors in device memory. Runs emulated and on
 // GPUs.
 
-#include "attention/cuda/testing/device_layers.h"
-
 #include <cstdint>
 
+#include "attention/cuda/testing/device_layers.h"
 #include "attention/testing/layer_suite.h"
 #include "gtest/gtest.h"
 #include "kvblocks/attention_args.h"

@@ -266,9 +266,9 @@ TEST(DeviceMemoryTest, LayoutsConvertAsOnTheHost) {
         AnyCache source(from, 1), expected(to, 2);
         const auto source_copy = mirrored(source), actual = mirrored(expected);
         ASSERT_EQ(ConvertLayout({}, source.view, expected.view), absl::OkStatus());
-        ASSERT_EQ(
-            CudaConvertLayout(context, on_device(source, source_copy), on_device(expected, actual)),
-            absl::OkStatus());
+        ASSERT_EQ(CudaConvertLayout(context, on_device(source, source_copy),
+                                    on_device(expected, actual)),
+                  absl::OkStatus());
         for (size_t i = 0; i < actual.size(); ++i) {
           EXPECT_EQ(actual[i]->Bytes(), expected.tensors[i].bytes) << i;
         }
@@ -285,8 +285,8 @@ TEST(DeviceMemoryTest, LayoutsConvertAsOnTheHost) {
   }
   AnyCache heads(KvLayout::kNhd, 1), latent(KvLayout::kMlaLatent, 1);
   const auto heads_copy = mirrored(heads), latent_copy = mirrored(latent);
-  EXPECT_TRUE(absl::IsInvalidArgument(
-      CudaConvertLayout(context, on_device(heads, heads_copy), on_device(latent, latent_copy))));
+  EXPECT_TRUE(absl::IsInvalidArgument(CudaConvertLayout(context, on_device(heads, heads_copy),
+                                                        on_device(latent, latent_copy))));
   EXPECT_TRUE(absl::IsInvalidArgument(
       CudaConvertLayout(context, on_device(heads, heads_copy), heads.view)));  // on the host
 }
@@ -332,12 +332,11 @@ TEST(DeviceMemoryTest, CrossAttentionNeedsNoCache) {
     CommonAttentionMetadata on_device = metadata;
     on_device.query_start_loc = starts_copy.Of(metadata.query_start_loc);
     on_device.seq_lens = lengths_copy.Of(metadata.seq_lens);
-    ASSERT_EQ(
-        (*cuda)->Forward(
-            on.context,
-            {q_copy.Of(q.view), k_copy.Of(k.view), v_copy.Of(v.view), {}, out_copy.Of(out.view), 0},
-            &on_device),
-        absl::OkStatus());
+    ASSERT_EQ((*cuda)->Forward(on.context,
+                               {q_copy.Of(q.view), k_copy.Of(k.view), v_copy.Of(v.view), {},
+                                out_copy.Of(out.view), 0},
+                               &on_device),
+              absl::OkStatus());
     EXPECT_EQ(on.flags(), 0u);
     const std::vector<double> expected = out.Get();
     out_copy.CopyTo(out);
@@ -378,15 +377,11 @@ TEST(DeviceMemoryTest, ARefusedCallStoresNothing) {
   metadata.num_reqs = metadata.num_prefills = 1;
   metadata.num_actual_tokens = metadata.max_query_len = metadata.max_seq_len = 2;
   DeviceContext on;
-  const absl::Status status =
-      (*layer)->Forward(on.context,
-                        {q_copy.Of(q.view),
-                         q_copy.Of(q.view),
-                         q_copy.Of(q.view),
-                         {KvLayout::kNhd, k_cache.Of(cache.view), v_cache.Of(cache.view)},
-                         out_copy.Of(q.view),
-                         0},
-                        &metadata);
+  const absl::Status status = (*layer)->Forward(
+      on.context,
+      {q_copy.Of(q.view), q_copy.Of(q.view), q_copy.Of(q.view),
+       {KvLayout::kNhd, k_cache.Of(cache.view), v_cache.Of(cache.view)}, out_copy.Of(q.view), 0},
+      &metadata);
   EXPECT_TRUE(absl::IsUnimplemented(status)) << status;
   EXPECT_EQ(k_cache.Bytes(), cache.bytes);
   EXPECT_EQ(v_cache.Bytes(), cache.bytes);

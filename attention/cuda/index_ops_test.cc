@@ -474,8 +474,8 @@ TEST(CudaIndexOpsTest, RandomStepsGetTheInputTokensOfTheHost) {
       return args;
     };
     ExpectOk(GatherInputTokens(args_of([](auto& v) { return v.host(); },
-                                       wide ? wide_expected.host() : expected_ids.host(),
-                                       expected_positions, expected_indices)));
+                                        wide ? wide_expected.host() : expected_ids.host(),
+                                        expected_positions, expected_indices)));
     EXPECT_EQ(FlagsOf(CudaGatherInputTokens,
                       args_of([](auto& v) { return v.device(); },
                               wide ? wide_ids.device() : ids.device(), positions, indices)),

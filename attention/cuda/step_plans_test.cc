@@ -85,14 +85,14 @@ class LayersOfAStep {
         return *(*mirror.Of(view).Slice(0, 0, metadata.num_actual_tokens)).Slice(2, 0, dim);
       };
       const TensorView cache = *cache_copy_.Of(rows_.view).Slice(4, 0, dim);
-      status =
-          layers_[i]->Forward(context_,
-                              {.q = rows(q_copy_, q_.view),
-                               .k = rows(k_copy_, k_.view),
-                               .v = rows(v_copy_, v_.view),
-                               .cache = {KvLayout::kNhd, *cache.Select(0, 0), *cache.Select(0, 1)},
-                               .out = rows(*outs_[i], out_.view)},
-                              &metadata);
+      status = layers_[i]->Forward(context_,
+                                   {.q = rows(q_copy_, q_.view),
+                                    .k = rows(k_copy_, k_.view),
+                                    .v = rows(v_copy_, v_.view),
+                                    .cache = {KvLayout::kNhd, *cache.Select(0, 0),
+                                              *cache.Select(0, 1)},
+                                    .out = rows(*outs_[i], out_.view)},
+                                   &metadata);
     }
     return status;
   }
@@ -164,7 +164,9 @@ struct LayersSplitAsVllmDoes : LayersOfAStep {
     }
   }
 };
-TEST(StepPlansTest, LayersSplitAsVllmDoes) { LayersSplitAsVllmDoes().Run(); }
+TEST(StepPlansTest, LayersSplitAsVllmDoes) {
+  LayersSplitAsVllmDoes().Run();
+}
 
 struct FewRequestsNeedNone : LayersOfAStep {
   void Run() {
@@ -175,7 +177,9 @@ struct FewRequestsNeedNone : LayersOfAStep {
     EXPECT_EQ(Outputs(), OutputsWithoutPlans());
   }
 };
-TEST(StepPlansTest, FewRequestsNeedNone) { FewRequestsNeedNone().Run(); }
+TEST(StepPlansTest, FewRequestsNeedNone) {
+  FewRequestsNeedNone().Run();
+}
 
 struct GraphsPlanForTheLengthsThatTheyFind : LayersOfAStep {
   void Run() {

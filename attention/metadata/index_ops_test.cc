@@ -319,25 +319,25 @@ TEST(IndexOpsTest, OutputsShareNoMemory) {
   };
   const TensorView words = *longs.view().Bitcast(DType::kU8)->Bitcast(DType::kI32);
   ExpectError(ComputeSlotMapping({.query_start_loc = starts.view(),
-                                  .positions = at(words, 2, {2}),
-                                  .block_table = table.view(),
-                                  .block_size = 4,
-                                  .slot_mapping = at(longs.view(), 0, {2})}),
-              kBad, "slot_mapping shares memory with positions");
-  ExpectError(BuildCompressedSlots({.query_start_loc = starts.view(),
                                     .positions = at(words, 2, {2}),
                                     .block_table = table.view(),
                                     .block_size = 4,
                                     .slot_mapping = at(longs.view(), 0, {2})}),
-              kBad, "slot_mapping shares memory with positions");
+                kBad, "slot_mapping shares memory with positions");
+  ExpectError(BuildCompressedSlots({.query_start_loc = starts.view(),
+                                      .positions = at(words, 2, {2}),
+                                      .block_table = table.view(),
+                                      .block_size = 4,
+                                      .slot_mapping = at(longs.view(), 0, {2})}),
+                kBad, "slot_mapping shares memory with positions");
   ExpectError(BuildSwaIndices({.window = 4,
-                               .query_start_loc = starts.view(),
-                               .seq_lens = lens.view(),
-                               .block_table = table.view(),
-                               .block_size = 4,
-                               .indices = at(ints.view(), 0, {2, 4}),
-                               .lens = at(ints.view(), 7, {2})}),
-              kBad, "indices shares memory with lens");
+                                 .query_start_loc = starts.view(),
+                                 .seq_lens = lens.view(),
+                                 .block_table = table.view(),
+                                 .block_size = 4,
+                                 .indices = at(ints.view(), 0, {2, 4}),
+                                 .lens = at(ints.view(), 7, {2})}),
+                kBad, "indices shares memory with lens");
   const TopkSlotsArgs topk = {.query_start_loc = starts.view(),
                               .indices = at(ints.view(), 0, {2, 4}),
                               .block_table = table.view(),
@@ -350,17 +350,17 @@ TEST(IndexOpsTest, OutputsShareNoMemory) {
   shifted.counts = at(ints.view(), 9, {2});
   ExpectError(BuildTopkSlots(shifted), kBad, "slots shares memory with indices");
   ExpectError(BuildDenseCompressedIndices({.query_start_loc = starts.view(),
-                                           .positions = at(ints.view(), 3, {2}),
-                                           .indices = at(ints.view(), 0, {2, 4}),
-                                           .lens = at(ints.view(), 8, {2})}),
-              kBad, "indices shares memory with positions");
+                                             .positions = at(ints.view(), 3, {2}),
+                                             .indices = at(ints.view(), 0, {2, 4}),
+                                             .lens = at(ints.view(), 8, {2})}),
+                kBad, "indices shares memory with positions");
   ExpectError(CombinePrefillIndices({.window = 4,
-                                     .rows_per_request = 8,
-                                     .query_start_loc = starts.view(),
-                                     .seq_lens = lens.view(),
-                                     .indices = at(ints.view(), 0, {2, 4}),
-                                     .lens = at(ints.view(), 7, {2})}),
-              kBad, "indices shares memory with lens");
+                                       .rows_per_request = 8,
+                                       .query_start_loc = starts.view(),
+                                       .seq_lens = lens.view(),
+                                       .indices = at(ints.view(), 0, {2, 4}),
+                                       .lens = at(ints.view(), 7, {2})}),
+                kBad, "indices shares memory with lens");
 }
 
 TEST(IndexOpsTest, TensorsWithoutMemoryAreRefused) {

@@ -1,3 +1,5 @@
+#include "kvblocks/attention_metadata.h"
+
 #include <limits>
 #include <memory>
 #include <string>
@@ -9,7 +11,6 @@
 #include "attention/testing/says.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/attention_metadata.h"
 
 namespace kvblocks::attention {
 namespace {

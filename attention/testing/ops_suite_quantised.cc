@@ -144,7 +144,7 @@ TEST(QuantisedRowsTest, FaultsAreNoticed) {
         for (int64_t d = 0; d < (wide ? 1 : scales.extent[3]); ++d) {
           std::byte* at = scales.At(block, i, j) + d;
           // The lowest bit of the exponent.
-          wide ? at[2] ^= std::byte{0x80} : * at ^= std::byte{0x08};
+          wide ? at[2] ^= std::byte{0x80} : *at ^= std::byte{0x08};
         }
       }
     });
@@ -235,8 +235,8 @@ void StoreNaively(const Kind& kind, const std::vector<double>& row, double outer
     }
   } else {
     const bool int8 = kind.code == DType::kI8;
-    const float scale =
-        std::max(static_cast<float>(Amax(row.data(), count) / (int8 ? 127 : 448)), 1e-6f);
+    const float scale = std::max(
+        static_cast<float>(Amax(row.data(), count) / (int8 ? 127 : 448)), 1e-6f);
     std::memcpy(scales, &scale, sizeof(scale));
     for (int64_t d = 0; d < count; ++d) {
       const double value = row[d] / scale;
@@ -247,10 +247,9 @@ void StoreNaively(const Kind& kind, const std::vector<double>& row, double outer
       } else if (std::isnan(value)) {
         made[d] = 0x7f;
       } else {
-        made[d] =
-            NearestMagnitude(value, 0x7e,
-                             [](int code) { return E4M3ToDouble(static_cast<uint8_t>(code)); }) +
-            (std::signbit(value) ? 0x80 : 0);
+        made[d] = NearestMagnitude(value, 0x7e, [](int code) {
+                    return E4M3ToDouble(static_cast<uint8_t>(code));
+                  }) + (std::signbit(value) ? 0x80 : 0);
       }
     }
   }

@@ -1,7 +1,5 @@
 // KvCacheVerifier: what it is made from, and what it says of a failure.
 
-#include "kvblocks/kv_cache_verifier.h"
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -15,6 +13,7 @@
 #include "attention/verify/verifier_run.h"
 #include "checks/status_macros.h"
 #include "kvblocks/check.h"
+#include "kvblocks/kv_cache_verifier.h"
 
 namespace kvblocks::attention {
 

@@ -17,8 +17,8 @@ class PlainRows final : public KeyRows {
   }
   void Value(int64_t, int64_t kv_head, int64_t j, double* out) const override {
     const int64_t keys = shape_.is_mla ? 0 : shape_.num_kv_heads * shape_.key_size;
-    std::copy_n(rows_ + j * shape_.floats() + keys + kv_head * shape_.value_size, shape_.value_size,
-                out);
+    std::copy_n(rows_ + j * shape_.floats() + keys + kv_head * shape_.value_size,
+                shape_.value_size, out);
   }
 
  private:

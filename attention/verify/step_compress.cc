@@ -95,8 +95,8 @@ absl::Status VerifierRun::Compress(const VerifiedCompressor& compressor, size_t 
   args.out = ViewOf(absl::MakeSpan(outputs_), {n, dim});
   ExecContext context;
   context.threads = options_.threads;
-  KVBLOCKS_RETURN_IF_ERROR(
-      FailedOperation(layer, "CompressTokens", options_.ops->CompressTokens(context, args)));
+  KVBLOCKS_RETURN_IF_ERROR(FailedOperation(layer, "CompressTokens",
+                                           options_.ops->CompressTokens(context, args)));
 
   for (int64_t i = 0; i < n; ++i) {
     const Query& query = *completing[static_cast<size_t>(i)];

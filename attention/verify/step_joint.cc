@@ -124,10 +124,10 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
   query_values_.resize(static_cast<size_t>(n * query_floats));
   for (int64_t i = 0; i < n; ++i) {
     const Query& query = queries_[static_cast<size_t>(i)];
-    values_.Fill(
-        query.part->held->prefixes[static_cast<size_t>(query.position)],
-        static_cast<int64_t>(query_layer), TokenValueKind::kQuery,
-        absl::MakeSpan(query_values_.data() + i * query_floats, static_cast<size_t>(query_floats)));
+    values_.Fill(query.part->held->prefixes[static_cast<size_t>(query.position)],
+                 static_cast<int64_t>(query_layer), TokenValueKind::kQuery,
+                 absl::MakeSpan(query_values_.data() + i * query_floats,
+                                static_cast<size_t>(query_floats)));
   }
   ExecContext context;
   context.threads = options_.threads;
@@ -149,8 +149,8 @@ absl::Status VerifierRun::RunJoint(const Joint& joint, size_t query_layer) {
     choose.ratio = rows.compress_ratio;
     choose.indices = Writable(row_slots_, {n, most});
     choose.lens = Writable(row_counts_, {n});
-    status =
-        FailedOperation(joint.rows_layer, "IndexTopk", options_.ops->IndexTopk(context, choose));
+    status = FailedOperation(joint.rows_layer, "IndexTopk",
+                             options_.ops->IndexTopk(context, choose));
     if (!status.ok()) return status;
   } else if (most > 0) {
     const TensorView slots = Writable(row_slots_, {n, most});

@@ -51,11 +51,10 @@ class CompareCommand final : public Command {
  public:
   explicit CompareCommand(OptionParser* program)
       : Command(program->AddCommand("compare", "Print what differs between two runs")) {
-    options_->Add({.name = "A",
-                   .help = "report or step file; - is standard input",
-                   .is_required = true,
-                   .file = FileUse::kRead},
-                  &a_);
+    options_->Add(
+        {.name = "A", .help = "report or step file; - is standard input", .is_required = true,
+         .file = FileUse::kRead},
+        &a_);
     options_->Add({.name = "B", .help = "report or step file", .file = FileUse::kRead}, &b_);
     options_->Add(
         {.name = "--measured",

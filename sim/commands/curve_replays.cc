@@ -147,9 +147,9 @@ absl::Status ReplayTiers(const CurveRun& run) {
       AddTierSizes(first, second, report);
       const CheckedInt64 bytes = CheckedInt64(second) * report->block_bytes();
       if (bytes.overflowed() || *bytes.value() > Link::kMaxBytes) {
-        return absl::InvalidArgumentError(absl::StrCat("--tiers: got ", second,
-                                                       ", expected at most ",
-                                                       Link::kMaxBytes / report->block_bytes()));
+        return absl::InvalidArgumentError(
+            absl::StrCat("--tiers: got ", second, ", expected at most ",
+                         Link::kMaxBytes / report->block_bytes()));
       }
       const std::string tier = absl::StrCat("second:", *bytes.value(), "B:read=free");
       wanted.push_back(Want(first, tier));
@@ -191,8 +191,8 @@ absl::Status RunCurveOfReplays(const CurveRun& run) {
   std::vector<int64_t> sizes = options.sizes;
   if (sizes.empty()) {
     if (run.device_blocks == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("--sizes: none given, and ", run.replay.device,
-                                                     " does not hold ", run.replay.model));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--sizes: none given, and ", run.replay.device, " does not hold ", run.replay.model));
     }
     for (const int64_t eighths : {1, 2, 4, 8, 16, 32}) {
       sizes.push_back(std::max<int64_t>(run.device_blocks * eighths / 8, 1));

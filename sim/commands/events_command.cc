@@ -52,9 +52,7 @@ class EventsCommand final : public Command {
  public:
   explicit EventsCommand(OptionParser* program)
       : Command(program->AddCommand("events", "Show, check and record KV events of an engine")) {
-    options_->Add({.name = "SOURCE",
-                   .help = "endpoint or recorded file",
-                   .is_required = true,
+    options_->Add({.name = "SOURCE", .help = "endpoint or recorded file", .is_required = true,
                    .file = FileUse::kRead},
                   &source_);
     options_->AddRepeated({"--source", "ENDPOINT", "a further engine; may be given again"},
@@ -70,9 +68,7 @@ class EventsCommand final : public Command {
     options_->AddSeconds({"--idle", "TIME", "stop when nothing came for this long"}, 0.001,
                          kMostSeconds, &idle_seconds_);
     options_->Add({"--batches", "N", "stop after N batches"}, 1, int64_t{1} << 60, &max_batches_);
-    options_->Add({.name = "--record",
-                   .unit = "FILE",
-                   .help = "write the messages to a file",
+    options_->Add({.name = "--record", .unit = "FILE", .help = "write the messages to a file",
                    .file = FileUse::kWritten},
                   &record_);
     options_->AddFlag({.name = "--show", .help = "print each event as it comes"}, &show_);

@@ -165,8 +165,9 @@ bool IsFleet(const ReplayConfig& config) {
 absl::Status RefuseFleet(const ReplayConfig& config) {
   if (IsFleet(config)) {
     return absl::InvalidArgumentError(
-        config.data_parallel() > 1 ? absl::StrCat("data_parallel: got ", config.data_parallel(),
-                                                  ", expected 1: this command runs one engine")
+        config.data_parallel() > 1
+            ? absl::StrCat("data_parallel: got ", config.data_parallel(),
+                           ", expected 1: this command runs one engine")
         : IsSplit(config)
             ? std::string("prefill_replicas and decode_replicas are for several replicas: this "
                           "command runs one")

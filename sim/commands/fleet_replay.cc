@@ -102,9 +102,9 @@ absl::Status FleetReplay::MakeFleet() {
 
 absl::Status FleetReplay::CheckRanks() {
   if (kind_of_.size() > Fleet::kMostReplicas) {
-    return absl::InvalidArgumentError(absl::StrCat("--data-parallel: got ", kind_of_.size(),
-                                                   " ranks in all, expected at most ",
-                                                   Fleet::kMostReplicas));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--data-parallel: got ", kind_of_.size(), " ranks in all, expected at most ",
+                     Fleet::kMostReplicas));
   }
   if (options_.ranks.empty()) {
     if (options_.router.kind != RouterKind::kDataParallel) return absl::OkStatus();

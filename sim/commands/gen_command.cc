@@ -81,27 +81,20 @@ class GenCommand final : public Command {
  public:
   explicit GenCommand(OptionParser* program)
       : Command(program->AddCommand("gen", "Make a workload")) {
-    options_->Add(
-        {.name = "SPEC", .help = "specification; - is standard input", .file = FileUse::kRead},
-        &spec_);
-    options_->Add({.name = "-o,--output",
-                   .unit = "FILE",
-                   .help = "file to write; - is standard "
-                           "output; compressed if its name ends in .gz or .zst",
-                   .file = FileUse::kWritten},
-                  &output_);
+    options_->Add({.name = "SPEC", .help = "specification; - is standard input",
+                   .file = FileUse::kRead}, &spec_);
+    options_->Add({.name = "-o,--output", .unit = "FILE", .help = "file to write; - is standard "
+                   "output; compressed if its name ends in .gz or .zst",
+                   .file = FileUse::kWritten}, &output_);
     options_->Add({"--to", "native|mooncake|csv|oracle|spec",
                    "form to write [native]; spec: what it is made from"},
                   &to_);
-    options_->Add({.name = "--like",
-                   .unit = "TRACE",
+    options_->Add({.name = "--like", .unit = "TRACE",
                    .help = "reuse prefixes as this trace does; nothing of its content is kept",
                    .file = FileUse::kRead},
                   &like_);
-    options_->AddFlag({.name = "--check",
-                       .help = "with --like: print the hit rates of both, for "
-                               "all pool sizes"},
-                      &check_);
+    options_->AddFlag({.name = "--check", .help = "with --like: print the hit rates of both, for "
+                       "all pool sizes"}, &check_);
     options_->Add({"--seed", "N",
                    "other random numbers [1; with --like the one of "
                    "the first few that comes nearest to the trace]"},
@@ -173,8 +166,8 @@ class GenCommand final : public Command {
           "--check: got --output=-, expected another file, as the table goes to standard output");
     }
     if (check_ && !CanBeReadAgain(*like_)) {
-      return absl::InvalidArgumentError(absl::StrCat("--check: got --like=", *like_,
-                                                     ", expected a file, which can be read twice"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--check: got --like=", *like_, ", expected a file, which can be read twice"));
     }
     if (!spec_.empty() && like_) {
       return absl::InvalidArgumentError(
@@ -189,10 +182,11 @@ class GenCommand final : public Command {
     }
     for (const ChatOption& option : chat_options_) {
       if (!option.value->has_value() || (spec_.empty() && !like_)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          option.name, ": got \"", **option.value, "\" beside ", like_ ? "--like" : spec_,
-          ", expected none of the options of a chat (write it into a specification: "
-          "--to=spec)"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(option.name, ": got \"", **option.value, "\" beside ",
+                       like_ ? "--like" : spec_,
+                       ", expected none of the options of a chat (write it into a specification: "
+                       "--to=spec)"));
     }
     return absl::OkStatus();
   }
@@ -258,8 +252,8 @@ class GenCommand final : public Command {
       system.set_alpha(1);
       KVBLOCKS_RETURN_IF_ERROR(ParseLength("--system", *system_, system.mutable_tokens()));
     } else if (groups_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--groups: got \"", *groups_, "\" without a length, expected --system"));
+      return absl::InvalidArgumentError(absl::StrCat("--groups: got \"", *groups_,
+                                                     "\" without a length, expected --system"));
     }
     // The fields are named as in a specification; these are options.
     wl::Workload complete = workload;

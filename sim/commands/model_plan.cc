@@ -125,9 +125,10 @@ absl::StatusOr<Catalogue> LoadCatalogue(const ReplayConfig& config) {
 
 absl::StatusOr<ModelOnDevice> FindModelOnDevice(const ReplayConfig& config) {
   if (config.tensor_parallel() % config.decode_context_parallel() != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "--decode-context-parallel: got ", config.decode_context_parallel(),
-        ", expected a divisor of --tensor-parallel, which is ", config.tensor_parallel()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("--decode-context-parallel: got ", config.decode_context_parallel(),
+                     ", expected a divisor of --tensor-parallel, which is ",
+                     config.tensor_parallel()));
   }
   KVBLOCKS_ASSIGN_OR_RETURN(const auto catalogue, LoadCatalogue(config));
   ModelOnDevice found;

@@ -304,8 +304,9 @@ void OptionParser::AddSeconds(const OptionText& option, double low, double high,
 }
 
 void OptionParser::AddRepeated(const OptionText& option, std::vector<std::string>* values) {
-  AddRepeated(option,
-              CheckedText(option, [values](const std::string& text) { values->push_back(text); }));
+  AddRepeated(option, CheckedText(option, [values](const std::string& text) {
+                values->push_back(text);
+              }));
 }
 
 void OptionParser::AddRepeated(const OptionText& option, Setter set) {
@@ -315,12 +316,11 @@ void OptionParser::AddRepeated(const OptionText& option, Setter set) {
 void OptionParser::AddList(const OptionText& option, int64_t low, int64_t high,
                            std::vector<int64_t>* values) {
   impl_
-      ->Add(
-          option,
-          [=](const std::string& text) {
-            return SetInteger(text, low, high, &values->emplace_back());
-          },
-          /*is_repeated=*/true)
+      ->Add(option,
+            [=](const std::string& text) {
+              return SetInteger(text, low, high, &values->emplace_back());
+            },
+            /*is_repeated=*/true)
       ->expected(1, CLI::detail::expected_max_vector_size)
       ->allow_extra_args();
 }

@@ -1,3 +1,4 @@
+#include "sim/commands/fleet_input.h"
 #include "sim/commands/option_table.h"
 
 #include <algorithm>
@@ -11,7 +12,6 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "checks/status_macros.h"
-#include "sim/commands/fleet_input.h"
 #include "sim/simulation_config.h"
 #include "sim/trace/decimal.h"
 

@@ -1,3 +1,5 @@
+#include "sim/commands/model_plan.h"
+
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -7,7 +9,6 @@
 #include "checks/field_error.h"
 #include "checks/status_macros.h"
 #include "kvblocks/eviction.h"
-#include "sim/commands/model_plan.h"
 #include "sim/commands/option_table.h"
 #include "sim/commands/replay_setup.h"
 #include "specs/config/kv_cache_config_proto.h"
@@ -41,11 +42,11 @@ absl::Status SetGivenGroups(const ReplayConfig& config, const ModelOnDevice& har
                             ReplaySetup* setup) {
   if (config.block_size() != 0) {
     return BadOption("--block-size", absl::StrCat(config.block_size()),
-                     "none next to --kv-cache-config, whose groups state theirs");
+               "none next to --kv-cache-config, whose groups state theirs");
   }
   if (config.pipeline_parallel() > 1) {
     return BadOption("--pipeline-parallel", absl::StrCat(config.pipeline_parallel()),
-                     "1 next to --kv-cache-config, whose groups are of one stage");
+               "1 next to --kv-cache-config, whose groups are of one stage");
   }
   KVBLOCKS_ASSIGN_OR_RETURN(
       auto groups, OfOption("--kv-cache-config",
@@ -91,13 +92,13 @@ absl::Status SetPartialHits(const ReplayConfig& config, const KvCacheConfig& kv_
   }
   if (!config.prefix_caching())
     return BadOption("--partial-hits", "true", "prefix caching with it");
-  const bool has_states = std::any_of(
-      kv_cache.groups.begin(), kv_cache.groups.end(),
-      [](const KvCacheGroup& group) { return group.spec.kind() == KvCacheSpecKind::kMamba; });
+  const bool has_states =
+      std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
+        return group.spec.kind() == KvCacheSpecKind::kMamba;
+      });
   if (!has_states) {
-    return BadOption(
-        "--partial-hits", "true",
-        "a model with states (Mamba and its kin): of others hits end at the ends of blocks");
+    return BadOption("--partial-hits", "true",
+               "a model with states (Mamba and its kin): of others hits end at the ends of blocks");
   }
   manager->partial_hits = true;
   return absl::OkStatus();
@@ -122,7 +123,7 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
   if (interval < 0) return absl::OkStatus();
   if (config.cache_all_blocks()) {
     return BadOption("--retention-interval", absl::StrCat(interval),
-                     "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
+               "-1 next to --cache-all-blocks: the first keeps few blocks, the second all");
   }
   const bool is_sparse =
       std::any_of(kv_cache.groups.begin(), kv_cache.groups.end(), [](const KvCacheGroup& group) {
@@ -130,7 +131,7 @@ absl::Status SetRetention(const ReplayConfig& config, const KvCacheConfig& kv_ca
       });
   if (interval > 0 && !is_sparse) {
     return BadOption("--retention-interval", absl::StrCat(interval),
-                     "-1 or 0: the model has neither windows nor states, and keeps every block");
+               "-1 or 0: the model has neither windows nor states, and keeps every block");
   }
   manager->semantics.retention_interval = interval;
   return absl::OkStatus();
@@ -193,14 +194,13 @@ absl::StatusOr<Plan> PlanPool(const ReplayConfig& config, const ModelOnDevice& h
 absl::Status SetPool(const ReplayConfig& config, const ModelOnDevice& hardware,
                      ReplaySetup* setup) {
   if (config.num_blocks() == 1) {
-    return BadOption(
-        "--num-blocks", "1",
-        "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
+    return BadOption("--num-blocks", "1",
+               "2 or more: the null block takes one; 0 sizes the pool by the device's memory");
   }
   const bool given = config.num_blocks() > 0 || config.kv_cache_config().has_num_blocks();
   if (given && config.kv_memory() > 0) {
     return BadOption("--kv-memory", absl::StrCat(config.kv_memory()),
-                     "0 where the number of blocks is given: both set the size of the pool");
+               "0 where the number of blocks is given: both set the size of the pool");
   }
   KVBLOCKS_RETURN_IF_ERROR(config.has_kv_cache_config()
                                ? SetGivenGroups(config, hardware, setup)

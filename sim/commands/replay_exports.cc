@@ -39,11 +39,12 @@ void ReplayExports::AddOptions(OptionParser* options, const std::string& group) 
        .group = group,
        .file = FileUse::kWritten},
       &steps_);
-  options->AddFlag({.name = "--step-requests",
-                    .help = "with the tokens and new blocks of each request in the rows of --steps",
-                    .group = group,
-                    .needs = "--steps"},
-                   &step_requests_);
+  options->AddFlag(
+      {.name = "--step-requests",
+       .help = "with the tokens and new blocks of each request in the rows of --steps",
+       .group = group,
+       .needs = "--steps"},
+      &step_requests_);
   options->Add({.name = "--perfetto",
                 .unit = "FILE",
                 .help = "a timeline for ui.perfetto.dev; - is standard output, without a table",

@@ -124,10 +124,10 @@ void DescribeReplay(const ReplayConfig& config, const ReplaySetup& setup,
   }
   const int64_t block_tokens = described->hit_unit_tokens();
   if (trace.block_tokens > 1 && trace.block_tokens < block_tokens && config.prefix_caching()) {
-    report->add_notes(
-        absl::StrCat("a hit advances by ", block_tokens, " tokens, and the trace has an id per ",
-                     trace.block_tokens,
-                     ": shorter shared prefixes are no hits; a smaller --block-size finds them"));
+    report->add_notes(absl::StrCat(
+        "a hit advances by ", block_tokens, " tokens, and the trace has an id per ",
+        trace.block_tokens,
+        ": shorter shared prefixes are no hits; a smaller --block-size finds them"));
   }
   if (trace.block_tokens > block_tokens && config.prefix_caching()) {
     report->add_notes(absl::StrCat("two prompts that differ inside a trace block of ",

@@ -14,12 +14,14 @@ absl::Status WritePage(const std::string& path, const google::protobuf::Message&
 }
 
 void ReportOutput::AddJson(OptionParser* options, const std::string& group) {
-  options->AddFlag(
-      {.name = "--json", .help = "print the report as JSON instead of the table", .group = group},
-      &json_);
+  options->AddFlag({.name = "--json",
+                    .help = "print the report as JSON instead of the table",
+                    .group = group},
+                   &json_);
 }
 
-void ReportOutput::AddFiles(OptionParser* options, const std::string& group, const Files& files) {
+void ReportOutput::AddFiles(OptionParser* options, const std::string& group,
+                            const Files& files) {
   has_files_ = true;
   options_ = options;
   AddJson(options, group);

@@ -48,9 +48,9 @@ std::string IdentityOf(const RunFile& file) {
 
 absl::Status Overwrites(const RunFile& out, const std::string& input) {
   if (out.option.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("standard output: it is what ", input,
-                     " reads, and would be written over; send it to another file"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "standard output: it is what ", input,
+        " reads, and would be written over; send it to another file"));
   }
   return absl::InvalidArgumentError(
       absl::StrCat(out.option, ": ", out.path, " is what ", input,

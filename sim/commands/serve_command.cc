@@ -96,8 +96,9 @@ ServeCommand::ServeCommand(OptionParser* program)
   const char* kServer = "Server";
   options_->Add({"--host", "ADDRESS", "to listen on; 0.0.0.0 is all of them [127.0.0.1]", kServer},
                 &server_.host);
-  options_->Add({"--port", "PORT", "of the first replica; 0: the system chooses [8000]", kServer},
-                0, 65535, &server_.port);
+  options_->Add(
+      {"--port", "PORT", "of the first replica; 0: the system chooses [8000]", kServer}, 0, 65535,
+      &server_.port);
   options_->Add({"--replicas", "N", "servers, each with its own port and cache [1]", kServer}, 1,
                 256, &server_.num_replicas);
   options_->Add({"--speed", "FACTOR", "simulated seconds per second [1]", kServer}, 1e-3, 1e6,
@@ -118,16 +119,16 @@ ServeCommand::ServeCommand(OptionParser* program)
                 &server_.tokenizer);
   options_->Add({"--python", "PROGRAM", "that has the package tokenizers [python3]", kServer},
                 &server_.python);
-  options_->Add({"--answer", "pseudo|echo", "pseudo words, or the prompt again [pseudo]", kServer},
-                &answer_);
+  options_->Add(
+      {"--answer", "pseudo|echo", "pseudo words, or the prompt again [pseudo]", kServer}, &answer_);
   options_->Add({"--output-tokens", "LEAST-MOST",
                  "or N: after which answers end by themselves; without it at max_tokens, or after "
                  "128",
                  kServer},
                 [&service](const std::string& text) { return SetLengths(text, &service); });
-  options_->AddSeconds(
-      {"--drain", "TIME", "for which requests may go on after SIGTERM [30s]", kServer}, 0, kDay,
-      &server_.drain_seconds);
+  options_->AddSeconds({"--drain", "TIME", "for which requests may go on after SIGTERM [30s]",
+                        kServer},
+                       0, kDay, &server_.drain_seconds);
   const char* kEvents = "KV events";
   options_->Add(
       {"--kv-events", "ENDPOINT", "publish them on this ZeroMQ endpoint, as tcp://*:5557", kEvents},
@@ -149,13 +150,13 @@ ServeCommand::ServeCommand(OptionParser* program)
                      .group = kEvents,
                      .needs = "--kv-events"},
                     &byte_hashes_);
-  options_->Add(
-      {"--hash", "NAME",
-       "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]", kEvents},
-      &hash_);
-  options_->Add(
-      {"--hash-seed", "TEXT", "what vLLM reads from PYTHONHASHSEED [as vLLM without it]", kEvents},
-      &hash_seed_);
+  options_->Add({"--hash", "NAME",
+                 "of blocks: sha256_cbor and xxhash_cbor as vLLM's, sha256, xxh3_128 [sha256_cbor]",
+                 kEvents},
+                &hash_);
+  options_->Add({"--hash-seed", "TEXT",
+                 "what vLLM reads from PYTHONHASHSEED [as vLLM without it]", kEvents},
+                &hash_seed_);
   const char* kLimits = "Limits";
   options_->Add({"--max-head-bytes", "BYTES", "of a request's head [16384]", kLimits}, 1024,
                 1 << 20, &limits.max_head_bytes);
@@ -167,28 +168,28 @@ ServeCommand::ServeCommand(OptionParser* program)
                 &limits.max_connections);
   options_->Add({"--max-prompts", "N", "prompts and answers of one request [128]", kLimits}, 1,
                 1 << 16, &service.max_prompts);
-  options_->AddSeconds({"--head-timeout", "TIME", "to send a head [10s]", kLimits}, kLeast, kDay,
-                       &limits.head_seconds);
-  options_->AddSeconds({"--body-timeout", "TIME", "to send a body [30s]", kLimits}, kLeast, kDay,
-                       &limits.body_seconds);
-  options_->AddSeconds(
-      {"--idle-timeout", "TIME", "between two requests of a connection [75s]", kLimits}, kLeast,
-      kDay, &limits.idle_seconds);
-  options_->AddSeconds(
-      {"--write-timeout", "TIME", "for a client to take a piece of an answer [30s]", kLimits},
-      kLeast, kDay, &limits.write_seconds);
+  options_->AddSeconds({"--head-timeout", "TIME", "to send a head [10s]", kLimits}, kLeast,
+                       kDay, &limits.head_seconds);
+  options_->AddSeconds({"--body-timeout", "TIME", "to send a body [30s]", kLimits}, kLeast,
+                       kDay, &limits.body_seconds);
+  options_->AddSeconds({"--idle-timeout", "TIME", "between two requests of a connection [75s]",
+                        kLimits},
+                       kLeast, kDay, &limits.idle_seconds);
+  options_->AddSeconds({"--write-timeout", "TIME",
+                        "for a client to take a piece of an answer [30s]", kLimits},
+                       kLeast, kDay, &limits.write_seconds);
   const char* kFaults = "Faults";
-  options_->AddList(
-      {"--fault-replica", "N",
-       "the faults are those of these replicas, from 0; may be given again [all]", kFaults},
-      0, 255, &server_.fault_replicas);
+  options_->AddList({"--fault-replica", "N",
+                     "the faults are those of these replicas, from 0; may be given again [all]",
+                     kFaults},
+                    0, 255, &server_.fault_replicas);
   options_->AddSeconds({"--fault-delay", "TIME", "before each request is looked at [0s]", kFaults},
                        0, kDay, &service.faults.delay_seconds);
   options_->Add({"--fault-errors", "SHARE", "of requests that get an error 500 [0]", kFaults}, 0.0,
                 1.0, &service.faults.error_rate);
-  options_->Add(
-      {"--fault-cuts", "SHARE", "of requests whose connection is cut in the answer [0]", kFaults},
-      0.0, 1.0, &service.faults.cut_rate);
+  options_->Add({"--fault-cuts", "SHARE",
+                 "of requests whose connection is cut in the answer [0]", kFaults},
+                0.0, 1.0, &service.faults.cut_rate);
   options_->Add({"--fault-seed", "N", "of these draws [0]", kFaults}, 0, INT64_MAX, &fault_seed_);
   for (const char* group : {"Pool and prefix cache", "Scheduler", "Speculative decoding",
                             "Model, device and time"}) {

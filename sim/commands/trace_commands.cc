@@ -217,16 +217,12 @@ class ConvertCommand final : public Command {
  public:
   explicit ConvertCommand(OptionParser* program)
       : Command(program->AddCommand("convert", "Write a trace in another form")) {
-    options_->Add({.name = "IN",
-                   .help = "trace file; - is standard input",
-                   .is_required = true,
+    options_->Add({.name = "IN", .help = "trace file; - is standard input", .is_required = true,
                    .file = FileUse::kRead},
                   &in_);
-    options_->Add({.name = "OUT",
-                   .help = "file to write; - is standard output",
-                   .is_required = true,
-                   .file = FileUse::kWritten},
-                  &out_);
+    options_->Add(
+        {.name = "OUT", .help = "file to write; - is standard output", .is_required = true,
+         .file = FileUse::kWritten}, &out_);
     options_->Add({"--to", "native|mooncake|csv|oracle",
                    "form to write; oracle is one access per block of a prompt, for "
                    "libCacheSim [native]"},

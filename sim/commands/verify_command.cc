@@ -204,23 +204,23 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
   }
   text += Line("memory", absl::StrCat(found.layout(), " layout, rows of fp32; the plan's are ",
                                       absl::StrJoin(planned, ", ")));
-  text += Line("requests",
-               absl::StrCat(number(found.requests_arrived()), " arrived, ",
-                            number(found.requests_finished()), " finished, ",
-                            number(found.preemptions()), " preemptions",
-                            found.stopped_at_max_tokens() ? "; stopped by --max-tokens" : ""));
+  text += Line("requests", absl::StrCat(number(found.requests_arrived()), " arrived, ",
+                                        number(found.requests_finished()), " finished, ",
+                                        number(found.preemptions()), " preemptions",
+                                        found.stopped_at_max_tokens() ? "; stopped by --max-tokens"
+                                                                      : ""));
   text += Line("steps", number(found.steps()));
-  text += Line("tokens written",
-               absl::StrCat(number(found.tokens()), ", ", number(found.rows_written()), " rows in ",
-                            num_layers, num_layers == 1 ? " layer" : " layers"));
-  text += Line(
-      "rows checked",
-      absl::StrFormat("%s of %s (%.2f %%), over %s keys", number(found.queries_checked()),
-                      number(found.queries()),
-                      found.queries() == 0 ? 0.0
-                                           : 100.0 * static_cast<double>(found.queries_checked()) /
-                                                 static_cast<double>(found.queries()),
-                      number(found.keys_attended())));
+  text += Line("tokens written", absl::StrCat(number(found.tokens()), ", ",
+                                              number(found.rows_written()), " rows in ", num_layers,
+                                              num_layers == 1 ? " layer" : " layers"));
+  text += Line("rows checked",
+               absl::StrFormat("%s of %s (%.2f %%), over %s keys", number(found.queries_checked()),
+                               number(found.queries()),
+                               found.queries() == 0
+                                   ? 0.0
+                                   : 100.0 * static_cast<double>(found.queries_checked()) /
+                                         static_cast<double>(found.queries()),
+                               number(found.keys_attended())));
   if (found.joint_queries_checked() > 0) {
     text += Line("joint attention",
                  absl::StrCat(number(found.joint_queries_checked()),
@@ -231,9 +231,9 @@ std::string VerifyCommand::Report(const Verification& found, double seconds) con
                                         number(found.states_read()), " read back"));
   }
   if (found.encoder_tokens() > 0) {
-    text += Line("encoder",
-                 absl::StrCat(number(found.encoder_tokens()), " tokens of its inputs, ",
-                              number(found.encoder_rows_read()), " rows read back in later steps"));
+    text += Line("encoder", absl::StrCat(number(found.encoder_tokens()), " tokens of its inputs, ",
+                                         number(found.encoder_rows_read()),
+                                         " rows read back in later steps"));
   }
   if (found.loads() > 0) {
     text += Line("loaded", absl::StrCat(number(found.loaded_tokens()), " tokens in ",

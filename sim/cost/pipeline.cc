@@ -30,7 +30,8 @@ class PipelinedSteps : public StepTimeModel {
   absl::StatusOr<SimTime> StepTime(absl::Span<const SequenceWork> work,
                                    const Decodes& decodes) const override {
     std::vector<SimTime> stages(num_stages_), sends(num_stages_ - 1);
-    absl::Status status = StageTimes(work, decodes, absl::MakeSpan(stages), absl::MakeSpan(sends));
+    absl::Status status =
+        StageTimes(work, decodes, absl::MakeSpan(stages), absl::MakeSpan(sends));
     if (!status.ok()) return status;
     std::optional<SimTime> sum = 0;
     for (size_t s = 0; s < num_stages_ && sum; ++s) {
@@ -215,8 +216,8 @@ class DraftedStepTime final : public StepTimeModel {
 absl::StatusOr<SendTime> MakeSendTime(int64_t hidden_size, int64_t tensor_parallel,
                                       double link_gb_per_s, SimTime latency) {
   if (!(link_gb_per_s > 0)) {
-    return absl::InvalidArgumentError(absl::StrCat("link_gb_per_s is ", link_gb_per_s,
-                                                   ", expected more than 0 with pipeline stages"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "link_gb_per_s is ", link_gb_per_s, ", expected more than 0 with pipeline stages"));
   }
   constexpr double kTensors = 2, kValueBytes = 2;
   const double bytes = kTensors * kValueBytes * static_cast<double>(hidden_size) /

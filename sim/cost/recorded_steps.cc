@@ -66,8 +66,8 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
       int code = Z_OK;
       gzerror(file, &code);
       // A folder, for example, can be opened.
-      status = code == Z_ERRNO ? absl::InvalidArgumentError(
-                                     absl::StrCat(path, ": cannot be read: ", std::strerror(errno)))
+      status = code == Z_ERRNO ? absl::InvalidArgumentError(absl::StrCat(
+                                     path, ": cannot be read: ", std::strerror(errno)))
                                : absl::DataLossError(absl::StrCat(path, ": is damaged"));
     }
     if (size <= 0) break;

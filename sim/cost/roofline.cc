@@ -252,9 +252,9 @@ absl::Status Validate(const RooflineOptions& options) {
   if (!status.ok()) return status;
   if (options.decode_context_parallel < 1 ||
       options.tensor_parallel % options.decode_context_parallel != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("roofline.decode_context_parallel is ", options.decode_context_parallel,
-                     ", expected a divisor of tensor_parallel ", options.tensor_parallel));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "roofline.decode_context_parallel is ", options.decode_context_parallel,
+        ", expected a divisor of tensor_parallel ", options.tensor_parallel));
   }
   status = CheckCounts("roofline", {{"data_parallel", options.data_parallel, 1, 1024}});
   if (!status.ok()) return status;

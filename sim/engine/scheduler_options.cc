@@ -59,11 +59,11 @@ absl::Status Validate(const SchedulerOptions& options) {
   // A step must have room for one request with its drafts.
   const int64_t tokens = options.num_draft_tokens + 1;
   if (tokens + options.num_draft_slots > options.max_num_batched_tokens) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("scheduler.num_draft_tokens is ", options.num_draft_tokens,
-                     ", expected less than max_num_batched_tokens",
-                     options.num_draft_slots > 0 ? " less num_draft_slots" : "", ", which is ",
-                     options.max_num_batched_tokens - options.num_draft_slots));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "scheduler.num_draft_tokens is ", options.num_draft_tokens,
+        ", expected less than max_num_batched_tokens",
+        options.num_draft_slots > 0 ? " less num_draft_slots" : "", ", which is ",
+        options.max_num_batched_tokens - options.num_draft_slots));
   }
   if (options.max_num_scheduled_tokens > 0 && tokens > options.max_num_scheduled_tokens) {
     return absl::InvalidArgumentError(

@@ -142,10 +142,9 @@ absl::Status Fleet::Add(ReplicaSetup setup) {
                static_cast<int32_t>(r) < ranks.first + ranks.count;
       });
   if (!is_coupled || setup.connector == nullptr) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("replica ", r,
-                   " loads KV from elsewhere, expected none in lockstep with others: their steps "
-                   "would wait for its loads"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "replica ", r, " loads KV from elsewhere, expected none in lockstep with others: their steps "
+      "would wait for its loads"));
 }
 
 Fleet::Fleet(const FleetOptions& options, const SimulationConfig& config, TraceReader* reader,

@@ -17,9 +17,10 @@ absl::Status Fleet::Check(const FleetOptions& options, const std::vector<Replica
   if (absl::Status status = Validate(options.router); !status.ok()) return status;
   if (absl::Status status = Validate(options.queue); !status.ok()) return status;
   if (options.router_delay < 0 || options.event_delay < 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        options.router_delay < 0 ? "router_delay is " : "event_delay is ",
-        std::min(options.router_delay, options.event_delay), " ps, expected at least 0"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.router_delay < 0 ? "router_delay is " : "event_delay is ",
+                     std::min(options.router_delay, options.event_delay),
+                     " ps, expected at least 0"));
   }
   if (options.event_loss < 0 || options.event_loss > kMillion) {
     return absl::InvalidArgumentError(absl::StrCat("event_loss is ", options.event_loss,

@@ -1,6 +1,8 @@
 // Replicas that compute prompts and replicas that decode (SM-103, SM-104): runs worked out by hand,
 // and random ones in which every request ends once and every block comes back.
 
+#include "sim/fleet/fleet.h"
+
 #include <map>
 #include <set>
 #include <string>
@@ -8,7 +10,6 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "sim/fleet/fleet.h"
 #include "sim/testing/draw.h"
 #include "sim/testing/replay.h"
 
@@ -39,10 +40,9 @@ struct HandoverReplay : FleetObserver {
   }
 
   void OnEnded(const SimRequest& request, const HandoverLife& life, SimTime now) override {
-    EXPECT_TRUE(ended
-                    .emplace(request.spec.id,
-                             Ended{life, std::string(FinishReasonName(request.finish_reason)),
-                                   InSeconds(now), request.num_outputs()})
+    EXPECT_TRUE(ended.emplace(request.spec.id,
+                              Ended{life, std::string(FinishReasonName(request.finish_reason)),
+                                    InSeconds(now), request.num_outputs()})
                     .second)
         << request.spec.id;
   }
@@ -212,8 +212,8 @@ TEST(HandoverTest, TheTransferWaitsForBlocksAtItsDestination) {
   replay.lines.Add({.id = "A", .prompt = 8, .output = 2});
   replay.lines.Add({.id = "B", .prompt = 8, .output = 2});
   ASSERT_TRUE(replay.Run().ok());
-  EXPECT_THAT(replay.lines.lines,
-              ElementsAre("1: load A +8", "3: A:1 [3] fin A", "4: load B +8", "6: B:1 [1] fin B"));
+  EXPECT_THAT(replay.lines.lines, ElementsAre("1: load A +8", "3: A:1 [3] fin A", "4: load B +8",
+                                              "6: B:1 [1] fin B"));
 }
 
 TEST(HandoverTest, AbortsAtAnyTimeLeaveNothingBehind) {

@@ -160,7 +160,7 @@ TEST_F(RanksTest, PromptsComeInStepsOfAllRanks) {
   workload_.Add({.id = "d", .prompt = 2, .output = 1, .at = 1.5});
   ASSERT_TRUE(Run().ok());
   EXPECT_EQ(TokensOf("c"), TokensOf("d"));
-  EXPECT_THAT(TokensOf("a")[2], 3);            // the fourth step is the first one with a prompt
+  EXPECT_THAT(TokensOf("a")[2], 3);  // the fourth step is the first one with a prompt
   EXPECT_THAT(TokensOf("c"), ElementsAre(6));  // a step of three tokens
 }
 

@@ -56,9 +56,9 @@ void AddTotals(const pb::Report& replay, TextPage& text) {
     const pb::EvictedReuse& reuse = replay.first_admission_misses().evicted();
     if (cause.cause() == "evicted" && reuse.blocks() > 0) {
       text.Plain(absl::StrCat("    last used ", SecondsText(reuse.p50_age_s()), " / ",
-                              Plural(reuse.p50_distance_blocks(), "block"),
-                              " earlier at the median, ", SecondsText(reuse.max_age_s()), " / ",
-                              Plural(reuse.max_distance_blocks(), "block"), " at most"));
+                            Plural(reuse.p50_distance_blocks(), "block"),
+                            " earlier at the median, ", SecondsText(reuse.max_age_s()), " / ",
+                            Plural(reuse.max_distance_blocks(), "block"), " at most"));
     }
   }
   row("partial blocks", prompt.partial_blocks(), -1, -1,
@@ -153,8 +153,8 @@ void AddAdmission(const pb::AdmissionLife& admission, const pb::Report& replay, 
     return;
   }
   text.Plain(absl::StrCat("    ", WithThousands(admission.hit_tokens()), " of ",
-                          WithThousands(admission.known_tokens()), " known tokens hit (",
-                          ShareText(admission.hit_tokens(), admission.known_tokens()), ")"));
+                        WithThousands(admission.known_tokens()), " known tokens hit (",
+                        ShareText(admission.hit_tokens(), admission.known_tokens()), ")"));
   for (int i = 0; i < admission.tier_lookups_size(); ++i) {
     AddTierLookup(admission.tier_lookups(i), i == 0, text);
   }

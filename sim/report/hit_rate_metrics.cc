@@ -363,9 +363,10 @@ void HitReuseSection::Sample(const AdmissionRecord& record) {
   const auto hits = record.hits->blocks(*group_);
   is_staged_ = true;
   // A request that holds a block holds those before it.
-  staged_in_use_ = std::find_if(hits.begin(), hits.end(),
-                                [&](BlockId id) { return pool.block(id).ref_count == 0; }) -
-                   hits.begin();
+  staged_in_use_ =
+      std::find_if(hits.begin(), hits.end(),
+                   [&](BlockId id) { return pool.block(id).ref_count == 0; }) -
+      hits.begin();
   const int64_t unit = manager_->hit_alignment();
   facts_->first_hit_use =
       (staged_in_use_ * manager_->group(*group_).block_size() + unit - 1) / unit;

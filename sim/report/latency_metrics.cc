@@ -105,7 +105,8 @@ void LatencyMetrics::Fill(const ReplayEnd&, ::kvblocks::report::v1::Report* repo
   ::kvblocks::report::v1::Latency* out = report->mutable_latency();
   FillDefined("per request: arrival to first scheduling", queueing_, out->mutable_queueing());
   FillDefined("per request: arrival to first token", ttft_, out->mutable_ttft());
-  FillDefined("per request: first scheduling to first token", prefill_, out->mutable_prefill());
+  FillDefined("per request: first scheduling to first token", prefill_,
+              out->mutable_prefill());
   FillDefined("per request: arrival to last token", e2e_, out->mutable_e2e());
   FillDefined("per request: mean gap between its tokens; inter-token latency as AIPerf has it",
               tpot_, out->mutable_tpot());

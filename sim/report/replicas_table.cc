@@ -141,8 +141,9 @@ bool IsAnyInLockstep(const pb::Report& report) {
 std::string RolesText(const pb::Report& report) {
   const auto& rows = report.replicas();
   const pb::Handover& setup = report.handover();
-  const auto prefill = std::count_if(
-      rows.begin(), rows.end(), [](const pb::Replica& row) { return row.role() == "prefill"; });
+  const auto prefill = std::count_if(rows.begin(), rows.end(), [](const pb::Replica& row) {
+    return row.role() == "prefill";
+  });
   return absl::StrCat(Plural(prefill, "prefill replica"), " (", setup.prefill_router(), "), ",
                       Plural(rows.size() - prefill, "decode replica"), " (", setup.decode_router(),
                       "); the first token is the ", setup.first_token(), "'s");

@@ -1,7 +1,5 @@
 #include "sim/report/step_rows.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <deque>
 #include <iterator>
@@ -12,6 +10,7 @@
 #include <string_view>
 #include <utility>
 #include <vector>
+#include <xxhash.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"

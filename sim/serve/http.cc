@@ -121,8 +121,8 @@ absl::StatusOr<int> HttpServer::Listen(const std::string& host, int port, HttpHa
   Code code;
   const auto address = asio::ip::make_address(host == "localhost" ? "127.0.0.1" : host, code);
   if (code) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--host: got \"", host, "\", expected an address like 127.0.0.1 or 0.0.0.0"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--host: got \"", host, "\", expected an address like 127.0.0.1 or 0.0.0.0"));
   }
   auto entry = std::make_unique<Impl::Entry>(impl_->shared.io, handler);
   entry->endpoint = tcp::endpoint(address, static_cast<uint16_t>(port));

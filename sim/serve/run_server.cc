@@ -21,10 +21,10 @@ absl::Status RaiseDescriptors(int64_t max_connections) {
   rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return absl::OkStatus();
   if (limit.rlim_max < needed) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--max-connections: got ", max_connections, ", expected at most ",
-                     static_cast<int64_t>(limit.rlim_max) - kOthers,
-                     ": this system gives a process ", limit.rlim_max, " descriptors (ulimit -n)"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--max-connections: got ", max_connections, ", expected at most ",
+        static_cast<int64_t>(limit.rlim_max) - kOthers, ": this system gives a process ",
+        limit.rlim_max, " descriptors (ulimit -n)"));
   }
   limit.rlim_cur = needed;
   if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return absl::OkStatus();
@@ -117,8 +117,8 @@ absl::Status RunServer(const ServerOptions& options, const EngineOptionsFactory&
     events.replay_endpoint = EndpointOfReplica(events.replay_endpoint, r);
     auto service = Service::Create(
         std::move(asked), &*text, queue.get(), &server,
-        [&make_options,
-         events](std::function<void()> wake) -> absl::StatusOr<std::unique_ptr<LiveEngine>> {
+        [&make_options, events](std::function<void()> wake)
+            -> absl::StatusOr<std::unique_ptr<LiveEngine>> {
           auto engine = make_options();
           if (!engine.ok()) return engine.status();
           engine->events = events;

@@ -1,8 +1,8 @@
 // What serve makes of bodies, and of an engine's tokens.
 
 #include <condition_variable>
-#include <functional>
 #include <future>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <numeric>

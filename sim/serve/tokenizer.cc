@@ -1,15 +1,14 @@
 #include "sim/serve/tokenizer.h"
 
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
-
-#include <algorithm>
-#include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -173,18 +172,17 @@ class HfTokenizer final : public Tokenizer {
     close(from[1]);
     if (error != 0) {
       child_ = -1;
-      return absl::InvalidArgumentError(
-          absl::StrCat("--tokenizer: cannot start ", python, ": ", std::strerror(error),
-                       "; install Python 3, or name one with --python"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tokenizer: cannot start ", python, ": ", std::strerror(error),
+          "; install Python 3, or name one with --python"));
     }
     simdjson::dom::element answer;
     if (absl::Status status = Receive(&answer); !status.ok()) return status;
     bool is_missing;
     if (answer["missing"].get(is_missing) == simdjson::SUCCESS) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--tokenizer: ", python,
-                       " has no package tokenizers; install it (python3 -m pip install "
-                       "tokenizers), or name a Python that has it with --python"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--tokenizer: ", python, " has no package tokenizers; install it (python3 -m pip install "
+          "tokenizers), or name a Python that has it with --python"));
     }
     std::string_view problem;
     if (answer["error"].get(problem) == simdjson::SUCCESS) {

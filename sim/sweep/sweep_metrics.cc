@@ -165,10 +165,10 @@ absl::Status AddCost(const Report& engine, const std::string& device, const Pric
   for (const auto& tier : engine.tiers().tiers()) {
     const auto gib_price = prices.tiers.find(tier.name());
     if (gib_price == prices.tiers.end() || tier.capacity_bytes() == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "tier ", tier.name(),
-          gib_price == prices.tiers.end() ? " has no price in --tier-prices"
-                                          : ": its size is in chunks, expected bytes"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("tier ", tier.name(), gib_price == prices.tiers.end()
+                                                 ? " has no price in --tier-prices"
+                                                 : ": its size is in chunks, expected bytes"));
     }
     // Each device has its part.
     const double gib = static_cast<double>(tier.capacity_bytes()) / 1073741824.0;

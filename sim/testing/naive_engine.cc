@@ -351,8 +351,8 @@ void NaiveEngine::WalkRunning() {
     if (num_calls_ < r->next_call) continue;
     int64_t tokens = n + r->drafts + to_come - computed;
     const bool prefill = n - computed > 1;
-    tokens = std::min(
-        {tokens, longest_part_, budget_, slots_ - o_.draft_slots, o_.max_len - 1 - computed});
+    tokens = std::min({tokens, longest_part_, budget_, slots_ - o_.draft_slots,
+                       o_.max_len - 1 - computed});
     if (tokens <= 0) continue;
     const int64_t slots = std::min(computed + tokens + o_.lookahead, o_.max_len);
     bool is_victim = false;

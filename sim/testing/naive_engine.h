@@ -37,8 +37,8 @@ struct NaiveOptions {
   uint64_t policy_seed = 0;
   std::vector<RetentionRule> retention = {};
   int64_t most_retained = 0;
-  ConnectorScript script = {};        // what comes from elsewhere
-  bool fails_lost = false;            // who misses some of it ends
+  ConnectorScript script = {};  // what comes from elsewhere
+  bool fails_lost = false;      // who misses some of it ends
   std::vector<int64_t> stages = {1};  // of a pipeline: seconds that each takes for a step
   bool caching = true;
   // Longest input of an encoder, with a group of cross attention behind the first; 0: without one.

@@ -73,7 +73,8 @@ TEST(TierTextTest, ErrorsQuoteTheTierAndSayWhatIsExpected) {
   // Only policies that a tier takes are offered.
   for (const char* policy : {"x", "ttl", "priority"}) {
     EXPECT_THAT(ErrorOf(std::string("host:1GiB:read=free:policy=") + policy),
-                HasSubstr(std::string("policy is \"") + policy + "\", expected arc|hazard|lru"));
+                HasSubstr(std::string("policy is \"") + policy +
+                          "\", expected arc|hazard|lru"));
   }
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:store=x"), HasSubstr("write-through|on-evict"));
   EXPECT_THAT(ErrorOf("host:1GiB:read=free:layout=x"), HasSubstr("packed|"));
@@ -95,14 +96,14 @@ struct TierReplay : Replay {
       : clock(MakeFixedStepTime(kSecond).value()) {
     config.kv_cache.num_blocks = num_blocks;
     if (has_window) config.kv_cache.groups.push_back(WindowGroup(4, 6));
-    tiers = TierConnector::Create(
-                {.tiers = ParseTiers(text).value(),
-                 .mode = mode,
-                 .load_if_faster = load_if_faster,
-                 .group_block_bytes = std::vector<int64_t>(config.kv_cache.groups.size(), 128),
-                 .step_time = clock.get(),
-                 .load_failures = failures.share,
-                 .seed = failures.seed})
+    tiers = TierConnector::Create({.tiers = ParseTiers(text).value(),
+                                   .mode = mode,
+                                   .load_if_faster = load_if_faster,
+                                   .group_block_bytes = std::vector<int64_t>(
+                                       config.kv_cache.groups.size(), 128),
+                                   .step_time = clock.get(),
+                                   .load_failures = failures.share,
+                                   .seed = failures.seed})
                 .value();
     config.manager.enable_events = tiers->NeedsEvents();
     connector = tiers.get();
@@ -161,7 +162,8 @@ TEST(TierConnectorTest, NoTwoRequestsLoadTheSame) {
   replay.AddAThenC(3);
   replay.Add({.id = "F", .prompt = 9, .output = 1, .at = 5, .content = Document(9, 300)});
   for (const char* id : {"D", "E"}) {
-    replay.Add({.id = id, .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
+    replay.Add(
+        {.id = id, .prompt = 9, .output = 1, .at = 20, .content = Document(9)});
   }
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.tiers->load_totals().num_loads, 1);
@@ -174,7 +176,8 @@ TEST(TierConnectorTest, StepsWaitForSynchronousAndLayerwiseLoads) {
        {std::pair(LoadMode::kSync, "10-13"), std::pair(LoadMode::kLayerwise, "10-12")}) {
     TierReplay replay("host:8chunks:read=128B/s", 5, mode);
     replay.AddAThenC(3);
-    replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
+    replay.Add(
+        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_THAT(replay.device, ElementsAre("0-1", "3-4", span));
   }
@@ -186,7 +189,8 @@ TEST(TierConnectorTest, LoadIfFasterComputesWhereLoadingTakesAsLong) {
     TierReplay replay(std::string("host:8chunks:write=128B/s:read=") + speed, 5, LoadMode::kAsync,
                       true);
     replay.AddAThenC(3);
-    replay.Add({.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
+    replay.Add(
+        {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9)});
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(replay.tiers->load_totals().num_loads, num_loads) << speed;
     EXPECT_EQ(replay.tiers->load_totals().num_not_worth_it, 1 - num_loads) << speed;
@@ -231,8 +235,12 @@ TEST(TierConnectorTest, EvictedChunksAreMissesOfTheirOwn) {
 TEST(TierConnectorTest, AnAbortedLoadEndsAndLeavesNothing) {
   TierReplay replay("host:8chunks:read=128B/s");
   replay.AddAThenC(3);
-  replay.Add(
-      {.id = "D", .prompt = 9, .output = 1, .at = 10, .content = Document(9), .abort_after = 1});
+  replay.Add({.id = "D",
+              .prompt = 9,
+              .output = 1,
+              .at = 10,
+              .content = Document(9),
+              .abort_after = 1});
   ASSERT_TRUE(replay.Run().ok());
   EXPECT_EQ(replay.ends["D"], "abort");
   EXPECT_EQ(replay.free_queue.size(), 4u);
@@ -291,8 +299,12 @@ TEST(TierConnectorTest, WhatDidNotArriveIsNotStored) {
     replay.config.scheduler.max_num_active_seqs = 1;
     replay.AddAThenC(3);
     replay.Add({.id = "F", .prompt = 29, .output = 1, .at = 5, .content = Document(29, 300)});
-    replay.Add(
-        {.id = "D", .prompt = 9, .output = 1, .at = 20, .content = Document(9), .abort_after = 4});
+    replay.Add({.id = "D",
+                .prompt = 9,
+                .output = 1,
+                .at = 20,
+                .content = Document(9),
+                .abort_after = 4});
     replay.Add({.id = "B", .prompt = 5, .output = 12, .at = 21, .content = Document(5, 500)});
     ASSERT_TRUE(replay.Run().ok());
     EXPECT_EQ(replay.ends["D"], "abort");
@@ -310,7 +322,8 @@ TEST(TierConnectorTest, RandomReplaysEndAndLeaveNothing) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
   };
   constexpr const char* kTiers[] = {
-      "host:9chunks:read=300B/s", "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
+      "host:9chunks:read=300B/s",
+      "host:4chunks:read=free,disk:20chunks:read=100B/s:store=on-evict",
       "host:12chunks:read=500B/s:latency=500ms:store=on-evict",
       "host:6chunks:read=900B/s:exclusive,disk:30chunks:read=200B/s:chunk=2:fifo",
       "host:10chunks:read=2kB/s:store=on-second-use:prompt-only:policy=arc"};
@@ -384,8 +397,8 @@ TEST(TierConnectorTest, AnInclusiveTierHitsWhatAPoolOfItsSizeHits) {
       EXPECT_TRUE(replay.Run().ok());
       return replay.result.prefix_cache.hits;
     };
-    TierReplay replay("host:" + std::to_string(second) + "chunks:read=free", first + 2,
-                      round % 2 == 0 ? LoadMode::kSync : LoadMode::kAsync);
+    TierReplay replay("host:" + std::to_string(second) + "chunks:read=free",
+                      first + 2, round % 2 == 0 ? LoadMode::kSync : LoadMode::kAsync);
     for (const ReplayRequest& request : requests) replay.Add(request);
     ASSERT_TRUE(replay.Run().ok());
     const LoadTotals& totals = replay.tiers->load_totals();

@@ -222,8 +222,8 @@ void VerifyingObserver::OnRunStart(const RunInfo& info) {
   if (num_layers_ + num_state_layers_ > 0) status_ = MakeMemory(&options);
   if (!status_.ok()) return;
   if (num_layers_ + num_state_layers_ == 0) {
-    status_ =
-        absl::InvalidArgumentError("no group of the model holds keys or states: nothing to verify");
+    status_ = absl::InvalidArgumentError(
+        "no group of the model holds keys or states: nothing to verify");
     return;
   }
   auto verifier = attention::KvCacheVerifier::Create(std::move(options));

@@ -1,10 +1,11 @@
+#include "kvblocks/model_facts.h"
+
 #include <cstdlib>
 #include <optional>
 #include <string>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "kvblocks/model_facts.h"
 #include "simdjson.h"
 
 namespace kvblocks {

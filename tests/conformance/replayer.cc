@@ -276,8 +276,8 @@ absl::Status Replayer::AddStored(const TableChange& change, const Entry& entry,
     const std::optional<BlockHash> hash = entry.sequence->HashOfBlock(group, i);
     if (i >= static_cast<int64_t>(table.size()) || table[static_cast<size_t>(i)] != block ||
         block >= cache_->facts().num_blocks || !hash) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("ev: block ", block, " was recorded at position ", i, " of group ", group));
+      return absl::FailedPreconditionError(absl::StrCat(
+          "ev: block ", block, " was recorded at position ", i, " of group ", group));
     }
     keys_[static_cast<size_t>(block)].first = *hash;
     AddHash(*hash, entry, i * size, (i + 1) * size, *run);
@@ -412,7 +412,8 @@ absl::StatusOr<ReplayResult> ReplayLinesAs(const std::string& path,
     if (absl::IsInvalidArgument(status)) return at_line(i + 1, status);
     if (!status.ok()) {
       result.differing_line = static_cast<int64_t>(i + 1);
-      result.difference = absl::StrCat(operation->op, " ", operation->id, ": ", status.message());
+      result.difference =
+          absl::StrCat(operation->op, " ", operation->id, ": ", status.message());
       break;
     }
   }

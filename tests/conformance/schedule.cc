@@ -122,7 +122,8 @@ ScheduledPart ParsePart(FieldReader& in, FieldReader::Element item, int64_t num_
   if (fields.size() != 5 || fields[0].get_int64().get(part.row) ||
       fields[1].get_int64().get(part.num_tokens) ||
       (!fields[2].is_null() && fields[2].get_int64().get(hits)) ||
-      fields[4].get_int64().get(part.num_verified_drafts) || part.row < 0 || part.row >= num_rows) {
+      fields[4].get_int64().get(part.num_verified_drafts) || part.row < 0 ||
+      part.row >= num_rows) {
     in.Fail("sched", "lists [row, tokens, hit tokens or null, new blocks, verified drafts]");
     return part;
   }

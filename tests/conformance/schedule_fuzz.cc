@@ -37,7 +37,8 @@ void Check(const ScheduleEnd& end) { FUZZ_EXPECT(end.num_steps >= 0, "negative")
 
 void Check(const Schedule& schedule) {
   const ScheduleConfig& config = schedule.config;
-  FUZZ_EXPECT(config.num_blocks >= 2 && config.max_model_len >= 2 && config.step_ms >= 1, "config");
+  FUZZ_EXPECT(config.num_blocks >= 2 && config.max_model_len >= 2 && config.step_ms >= 1,
+              "config");
   for (const RecordedGroup& group : config.groups) FUZZ_EXPECT(group.block_size >= 1, "block size");
   int64_t last = 0, num_tokens = 0;
   for (const ScheduleRequest& request : schedule.requests) {

@@ -326,7 +326,8 @@ absl::StatusOr<ScheduleReplayResult> ReplayScheduleLines(const std::string& name
   auto simulation = sim::Simulation::Create(*config, &reader, step_time->get(), {&writer});
   if (!simulation.ok()) return AtLine(name, 1, simulation.status());
   if (schedule->derived) {
-    const absl::Status status = CheckDerived(*schedule->derived, *config, (*simulation)->manager());
+    const absl::Status status =
+        CheckDerived(*schedule->derived, *config, (*simulation)->manager());
     if (!status.ok()) return AtLine(name, 1, status);
   }
   // A simulator that does more than the recording differs from it already.

@@ -201,9 +201,9 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
   expect_error({With(R"("groups":null)", R"("groups":[7])"), kFirst}, "field \"groups\"");
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"odd","block_size":4}])"), kFirst},
                "group of kind \"odd\" is unknown or lacks its window");
-  expect_error(
-      {With(R"("groups":null)", R"("groups":[{"kind":"sliding_window","block_size":4}])"), kFirst},
-      "group of kind \"sliding_window\" is unknown or lacks its window");
+  expect_error({With(R"("groups":null)", R"("groups":[{"kind":"sliding_window","block_size":4}])"),
+                kFirst},
+               "group of kind \"sliding_window\" is unknown or lacks its window");
   expect_error({With(R"("groups":null)", R"("groups":[{"kind":"mamba","block_size":8}])"), kFirst},
                "field \"block_size\" is 4");
   expect_error({With("ngram", "oracle"), kFirst}, "unknown method \"oracle\"");
@@ -212,10 +212,10 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
                "lookahead_slots is 1, but the simulator derives 0");
   for (const char* name : {"prefill_lookahead_tokens", "watermark_blocks", "scheduler_block_size",
                            "hash_block_size"}) {
-    expect_error(
-        {With(R"("steps_in_flight":1)", absl::StrCat(R"("steps_in_flight":1,")", name, R"(":77)")),
-         kFirst},
-        absl::StrCat(name, " is 77"));
+    expect_error({With(R"("steps_in_flight":1)",
+                       absl::StrCat(R"("steps_in_flight":1,")", name, R"(":77)")),
+                  kFirst},
+                 absl::StrCat(name, " is 77"));
   }
   expect_error({With(R"("steps_in_flight":1)", R"("steps_in_flight":1,"odd":1)"), kFirst},
                "t:1: field \"odd\" is unknown");
@@ -235,7 +235,8 @@ TEST(SchedulesTest, BadFilesAreReportedWithTheirLine) {
 }
 
 TEST(SchedulesTest, MissingAndDamagedFilesAreReported) {
-  EXPECT_EQ(ReplayScheduleFile("no/such/file.gz", {}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ReplayScheduleFile("no/such/file.gz", {}).status().code(),
+            absl::StatusCode::kNotFound);
   const auto files = CompressedFilesIn(kFolder);
   ASSERT_FALSE(files.empty());
   std::ifstream in(files[0], std::ios::binary);

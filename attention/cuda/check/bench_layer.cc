@@ -65,9 +65,10 @@ void RunStep(GpuBench& bench, const Step& step) {
   for (int64_t b = 0; b < step.requests; ++b) {
     tables.push_back(absl::MakeConstSpan(ids).subspan(b * columns, columns));
   }
-  const std::vector<RequestInput> requests(static_cast<size_t>(step.requests),
-                                           {.num_computed_tokens = step.length - step.new_tokens,
-                                            .num_scheduled_tokens = step.new_tokens});
+  const std::vector<RequestInput> requests(
+      static_cast<size_t>(step.requests),
+      {.num_computed_tokens = step.length - step.new_tokens,
+       .num_scheduled_tokens = step.new_tokens});
   auto builder = AttentionMetadataBuilder::Create({.groups = {{.num_blocks = blocks}},
                                                    .max_num_reqs = step.requests,
                                                    .max_num_tokens = tokens,
@@ -89,9 +90,9 @@ void RunStep(GpuBench& bench, const Step& step) {
   const DeviceTensor latent = Normal(DType::kBF16, {tokens, kLatent}, 3);
   const DeviceTensor rotary = Normal(DType::kBF16, {tokens, kRotary}, 4);
   const DeviceTensor out(DType::kBF16, {tokens, kHeads, step.mla ? kLatent : kDim});
-  const DeviceTensor rows = step.mla
-                                ? Normal(DType::kBF16, {blocks, kBlockSize, kLatent + kRotary}, 5)
-                                : Normal(DType::kBF16, {2, blocks, kBlockSize, kKvHeads, kDim}, 5);
+  const DeviceTensor rows =
+      step.mla ? Normal(DType::kBF16, {blocks, kBlockSize, kLatent + kRotary}, 5)
+               : Normal(DType::kBF16, {2, blocks, kBlockSize, kKvHeads, kDim}, 5);
   (void)Synchronize(nullptr);
   KvCacheView cache;
   if (step.mla) {
@@ -148,16 +149,17 @@ void RunStep(GpuBench& bench, const Step& step) {
     return Cuda().PagedPrefill(context, prefill);
   };
   const double direct = HostMicros(context, operations);
-  const double alone =
-      HostMicros(context, [&] { return (*layer)->Forward(context, tensors, &without_plans); });
+  const double alone = HostMicros(
+      context, [&] { return (*layer)->Forward(context, tensors, &without_plans); });
   // As one of many layers: the plan is there.
   std::vector<std::unique_ptr<AttentionImpl>> layers;
   for (int i = 0; i < kCalls; ++i) {
     layers.push_back(CudaBackend().MakeImpl((*layer)->config()).value());
   }
   int next = 0;
-  const double sharing = HostMicros(
-      context, [&] { return layers[next++ % kCalls]->Forward(context, tensors, &metadata); });
+  const double sharing = HostMicros(context, [&] {
+    return layers[next++ % kCalls]->Forward(context, tensors, &metadata);
+  });
   if (direct < 0 || alone < 0 || sharing < 0) return;
   std::printf(
       "%-58s operations %.2f us of host time, the layer adds %.2f; with shared plans %.2f\n",

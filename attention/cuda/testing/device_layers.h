@@ -48,8 +48,8 @@ class DeviceLayers final : public AttentionBackend {
       const auto visit = [&](const HostTensorOps::Visitor& visitor) {
         VisitEach(visitor, layer.alibi_slopes, layer.sinks, layer.scales.k, layer.scales.v,
                   layer.scales.q);
-        VisitEach(visitor, t.q, t.k, t.v, t.cache.k, t.cache.v, t.cache.k_scales, t.cache.v_scales,
-                  t.out, t.lse, t.q_codes);
+        VisitEach(visitor, t.q, t.k, t.v, t.cache.k, t.cache.v, t.cache.k_scales,
+                  t.cache.v_scales, t.out, t.lse, t.q_codes);
         VisitEach(visitor, m.query_start_loc, m.seq_lens, m.block_table, m.slot_mapping,
                   m.positions, m.token_to_req, m.local_context_lens, m.prefill_query_start_loc,
                   m.attn_mask.view, m.swa_mask.view, m.custom_mask.view);
