@@ -407,6 +407,7 @@ TEST(WorkloadSpecTest, SaysWhatIsWrongAndWhere) {
   EXPECT_TRUE(absl::StrContains(message(OneKind("think_s { lognormal { median: 9 p90: 3 } }")),
                                 "think_s.lognormal.p90"));
   EXPECT_TRUE(absl::StrContains(message(OneKind("turns { fixed: nan }")), "turns.fixed"));
+  EXPECT_TRUE(absl::StrContains(message(OneKind("share: 0")), "share: got 0, expected above 0"));
   EXPECT_TRUE(absl::StrContains(message(OneKind("agent { tool_tokens { fixed: 1 } context_limit: 9 "
                                                 "}")), "summary_tokens"));
   const std::string printed = PrintWorkload(Parse(kFit));

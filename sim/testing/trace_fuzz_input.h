@@ -154,6 +154,38 @@ inline bool IsLarge(const TraceFuzzInput& input) {
   return true;
 }
 
+// Delivers a text in parts of `size` bytes.
+class PartsSource final : public ByteSource {
+ public:
+  PartsSource(std::string text, size_t size) : text_(std::move(text)), size_(size) {}
+  absl::StatusOr<size_t> Read(char* out, size_t size) override {
+    const size_t n = text_.copy(out, std::min(size, size_), position_);
+    position_ += n;
+    return n;
+  }
+  int64_t bytes_read() const override { return static_cast<int64_t>(position_); }
+  int64_t bytes_total() const override { return static_cast<int64_t>(text_.size()); }
+
+ private:
+  std::string text_;
+  size_t size_;
+  size_t position_ = 0;
+};
+
+// Rows as they are in a file written in this order.
+inline std::vector<TraceRequest> Renumbered(std::vector<TraceRequest> requests) {
+  std::map<int64_t, int64_t> row_of_row;
+  for (TraceRequest& request : requests) {
+    const int64_t row = static_cast<int64_t>(row_of_row.size());
+    row_of_row[request.row] = row;
+    request.row = row;
+    request.line = 0;
+    for (int64_t& dependency : request.waits_for) dependency = row_of_row.at(dependency);
+    std::sort(request.waits_for.begin(), request.waits_for.end());
+  }
+  return requests;
+}
+
 struct TraceFuzzResult {
   absl::Status status;
   std::vector<TraceRequest> requests;

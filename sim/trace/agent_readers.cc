@@ -17,6 +17,19 @@
 namespace kvblocks::sim {
 namespace {
 
+// Makes the requests one session, each of which waits for the one before. The first is row
+// `first_row`, and has a time of its own.
+void MakeLoop(int64_t first_row, uint64_t session, std::vector<RawRow>* rows) {
+  for (size_t i = 0; i < rows->size(); ++i) {
+    RawRow& row = (*rows)[i];
+    row.request.session = session;
+    row.request.turn = static_cast<uint32_t>(i);
+    row.has_turn = true;
+    row.has_timestamp = i == 0;
+    if (i > 0) row.request.waits_for.push_back(first_row + static_cast<int64_t>(i) - 1);
+  }
+}
+
 // Applied Compute's agents, a session per line of JSONL: num_turns, input_prompt_length,
 // assistant_response_length (one per turn), tool_call_output_length (one less) and
 // tool_call_latency (s, as many). A turn's prompt is all of the session before it and the output of
@@ -96,20 +109,14 @@ class AppliedComputeReader : public LineRows {
     ++num_sessions_;
     int64_t history = prompt_;
     for (size_t i = 0; i < answers_.size(); ++i) {
-      RawRow& row = rows_.emplace_back();
-      TraceRequest& r = row.request;
+      TraceRequest& r = rows_.emplace_back().request;
       r.input_length = history + (i > 0 ? tool_outputs_[i - 1] : 0);
       r.output_length = answers_[i];
       history = r.input_length + r.output_length;
       SetConversationContent(&r);
-      r.session = num_sessions_;
-      r.turn = static_cast<uint32_t>(i);
-      row.has_turn = true;
-      row.has_timestamp = i == 0;
-      if (i == 0) continue;
-      r.waits_for.push_back(row_.request.row + static_cast<int64_t>(i) - 1);
-      if (!tool_ns_.empty()) r.think_ns = tool_ns_[i - 1];
+      if (i > 0 && !tool_ns_.empty()) r.think_ns = tool_ns_[i - 1];
     }
+    MakeLoop(row_.request.row, num_sessions_, &rows_);
   }
 
   JsonFields fields_;
@@ -202,16 +209,8 @@ class LlmServingSimReader : public LineRows {
                   absl::StrCat("session_id: got ", Shown(session_.text),
                                ", that of an earlier session, expected each id once"));
     }
-    const uint64_t session = names_.size() + 1;
-    for (size_t i = 0; i < rows_.size(); ++i) {
-      RawRow& row = rows_[i];
-      row.request.session = session;
-      row.has_turn = true;
-      row.request.turn = static_cast<uint32_t>(i);
-      row.has_timestamp = i == 0;
-      row.timestamp_ns = i == 0 ? row_.timestamp_ns : 0;
-      if (i > 0) row.request.waits_for.push_back(row_.request.row + static_cast<int64_t>(i) - 1);
-    }
+    rows_[0].timestamp_ns = row_.timestamp_ns;
+    MakeLoop(row_.request.row, names_.size() + 1, &rows_);
   }
 
   void CheckIds() {

@@ -43,16 +43,7 @@ std::string Zstd(const std::string& text) {
   return out;
 }
 
-absl::StatusOr<std::string> ReadAll(ByteSource& source) {
-  std::string all;
-  std::string chunk(1000, '\0');
-  while (true) {
-    absl::StatusOr<size_t> n = source.Read(chunk.data(), chunk.size());
-    if (!n.ok()) return n.status();
-    if (*n == 0) return all;
-    all.append(chunk, 0, *n);
-  }
-}
+absl::StatusOr<std::string> ReadAll(ByteSource& source) { return ReadUpTo(1 << 30, source); }
 
 absl::StatusOr<std::string> ReadString(std::string stored, int window_log = 27) {
   return ReadAll(*ByteSourceOfString(std::move(stored), window_log));
@@ -251,14 +242,7 @@ TEST_F(ByteSinkTest, NameDecidesCompressionAndCloseMakesTheFile) {
     ASSERT_TRUE((*sink)->Close().ok());
     auto source = OpenByteSource(Path(name));
     ASSERT_TRUE(source.ok());
-    std::string read, chunk(1 << 16, '\0');
-    while (true) {
-      const auto n = (*source)->Read(chunk.data(), chunk.size());
-      ASSERT_TRUE(n.ok());
-      if (*n == 0) break;
-      read.append(chunk, 0, *n);
-    }
-    EXPECT_EQ(read, text);
+    EXPECT_EQ(ReadAll(**source).value(), text);
     EXPECT_EQ((*source)->bytes_total() < static_cast<int64_t>(text.size()),
               std::string(name) != "sink.txt");
   }

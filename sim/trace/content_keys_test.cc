@@ -35,9 +35,10 @@ TraceInfo BlockIds(int64_t block_tokens) {
   return info;
 }
 
-Keys KeysOf(const TraceInfo& info, const TraceRequest& request, int64_t block, int64_t tokens) {
+Keys KeysOf(const TraceInfo& info, const TraceRequest& request, int64_t block, int64_t tokens,
+            int64_t lookahead = 0) {
   Keys keys;
-  ContentKeys(info, request, block).AppendBlocks(request, tokens, &keys);
+  ContentKeys(info, request, block, "", lookahead).AppendBlocks(request, tokens, &keys);
   return keys;
 }
 
@@ -46,65 +47,6 @@ int64_t CommonBlocks(const Keys& a, const Keys& b) {
                        b.begin())
              .first -
          a.begin();
-}
-
-Keys AheadKeysOf(const TraceInfo& info, const TraceRequest& request, int64_t lookahead,
-                 int64_t tokens) {
-  Keys keys;
-  ContentKeys(info, request, 4, "", lookahead).AppendBlocks(request, tokens, &keys);
-  return keys;
-}
-
-TEST(ContentKeysTest, LookaheadKeysNeedTheTokensBehindTheirBlock) {
-  const TraceInfo info = BlockIds(1);
-  std::vector<int64_t> ids(12);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int64_t>(i);
-  const TraceRequest request = Prompt(0, 12, ids);
-  for (const auto& [lookahead, tokens, blocks] :
-       std::vector<std::tuple<int64_t, int64_t, size_t>>{{1, 4, 0},
-                                                         {1, 5, 1},
-                                                         {1, 8, 1},
-                                                         {1, 9, 2},
-                                                         {1, 12, 2},
-                                                         {3, 6, 0},
-                                                         {3, 7, 1},
-                                                         {3, 11, 2}}) {
-    EXPECT_EQ(AheadKeysOf(info, request, lookahead, tokens).size(), blocks)
-        << lookahead << " " << tokens;
-  }
-  EXPECT_EQ(AheadKeysOf(info, request, 0, 12), KeysOf(info, request, 4, 12));
-  EXPECT_NE(AheadKeysOf(info, request, 1, 12)[0], KeysOf(info, request, 4, 12)[0]);
-  EXPECT_NE(AheadKeysOf(info, request, 1, 12)[0], AheadKeysOf(info, request, 2, 12)[0]);
-}
-
-TEST(ContentKeysTest, LookaheadKeysDifferWithTheTokenBehindTheirBlock) {
-  const TraceInfo info = BlockIds(1);
-  const TraceRequest a = Prompt(0, 10, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
-  // Another token behind the second block.
-  const TraceRequest b = Prompt(1, 10, {0, 1, 2, 3, 4, 5, 6, 7, 50, 9});
-  EXPECT_EQ(CommonBlocks(KeysOf(info, a, 4, 10), KeysOf(info, b, 4, 10)), 2);
-  EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 1, 10), AheadKeysOf(info, b, 1, 10)), 1);
-  // A later prompt repeats what was output: known at once or one by one, the keys are the same.
-  TraceRequest answered = Prompt(2, 4, {0, 1, 2, 3});
-  answered.output_length = 6;
-  answered.output_ids = {4, 5, 6, 7, 8, 9};
-  Keys keys;
-  ContentKeys growing(info, answered, 4, "", 1);
-  for (int64_t n = 4; n <= 10; ++n) growing.AppendBlocks(answered, n, &keys);
-  EXPECT_EQ(keys, AheadKeysOf(info, a, 1, 10));
-}
-
-TEST(ContentKeysTest, LookaheadOverBlockIdsReachesIntoTheNextId) {
-  const TraceInfo info = BlockIds(8);
-  const TraceRequest a = Prompt(0, 24, {7, 9, 12});
-  const TraceRequest b = Prompt(1, 24, {7, 9, 13});
-  // The block that ends where the ids part has other tokens behind it.
-  EXPECT_EQ(CommonBlocks(KeysOf(info, a, 4, 24), KeysOf(info, b, 4, 24)), 4);
-  EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 1, 24), AheadKeysOf(info, b, 1, 24)), 3);
-  // Further than one id forward, and back: the place in the content is kept.
-  EXPECT_EQ(CommonBlocks(AheadKeysOf(info, a, 9, 24), AheadKeysOf(info, b, 9, 24)), 1);
-  EXPECT_EQ(AheadKeysOf(info, a, 9, 24).size(), 3u);
-  EXPECT_EQ(AheadKeysOf(info, a, 9, 24), AheadKeysOf(info, Prompt(5, 24, {7, 9, 12}), 9, 24));
 }
 
 TEST(ContentKeysExamples, WE32_KeysFromTraceIds) {
@@ -203,6 +145,9 @@ TraceRequest RandomRequest(int64_t row, int64_t bt) {
   return r;
 }
 
+// Of symbols behind a block that its key covers as well.
+int64_t RandomLookahead() { return *rc::gen::element<int64_t>(0, 0, 1, 3, 9); }
+
 RC_GTEST_PROP(ContentKeysProperty, KeysAreEqualIffSymbolsAre, ()) {
   const TraceInfo info = BlockIds(*rc::gen::element<int64_t>(0, 1, 2, 3, 4, 8, 16));
   const int64_t block = *rc::gen::element<int64_t>(1, 2, 3, 4, 8, 12, 32);
@@ -213,12 +158,14 @@ RC_GTEST_PROP(ContentKeysProperty, KeysAreEqualIffSymbolsAre, ()) {
   const int64_t tokens_b = b.input_length + b.output_length;
   const std::vector<Symbol> symbols_a = NaiveSymbols(info, a, tokens_a);
   const std::vector<Symbol> symbols_b = NaiveSymbols(info, b, tokens_b);
-  const Keys keys_a = KeysOf(info, a, block, tokens_a);
-  const Keys keys_b = KeysOf(info, b, block, tokens_b);
-  RC_ASSERT(static_cast<int64_t>(keys_a.size()) == tokens_a / block);
+  const int64_t lookahead = RandomLookahead();
+  const Keys keys_a = KeysOf(info, a, block, tokens_a, lookahead);
+  const Keys keys_b = KeysOf(info, b, block, tokens_b, lookahead);
+  RC_ASSERT(static_cast<int64_t>(keys_a.size()) ==
+            std::max<int64_t>(tokens_a - lookahead, 0) / block);
   for (size_t i = 0; i < keys_a.size(); ++i) {
     for (size_t j = 0; j < keys_b.size(); ++j) {
-      const int64_t end = static_cast<int64_t>(i + 1) * block;
+      const int64_t end = static_cast<int64_t>(i + 1) * block + lookahead;
       const bool equal = i == j && std::equal(symbols_a.begin(), symbols_a.begin() + end,
                                               symbols_b.begin(), symbols_b.begin() + end);
       RC_ASSERT((keys_a[i] == keys_b[j]) == equal);
@@ -231,13 +178,14 @@ RC_GTEST_PROP(ContentKeysProperty, GrowingInAnyStepsGivesTheSameKeys, ()) {
   const int64_t block = *rc::gen::element<int64_t>(1, 2, 3, 4, 8, 12, 32);
   const TraceRequest r = RandomRequest(0, info.block_tokens);
   const int64_t tokens = r.input_length + r.output_length;
-  ContentKeys grown(info, r, block);
+  const int64_t lookahead = RandomLookahead();
+  ContentKeys grown(info, r, block, "", lookahead);
   Keys keys;
   for (int64_t known = 0; known < tokens;) {
     known += *rc::gen::inRange<int64_t>(1, 9);
     grown.AppendBlocks(r, std::min(known, tokens), &keys);
   }
-  RC_ASSERT(keys == KeysOf(info, r, block, tokens));
+  RC_ASSERT(keys == KeysOf(info, r, block, tokens, lookahead));
   RC_ASSERT(grown.num_blocks() == static_cast<int64_t>(keys.size()));
 }
 

@@ -58,20 +58,6 @@ int64_t SharedTokens(const std::string& bytes) {
   return facts->shared_tokens;
 }
 
-// Rows as they are in a file written in this order.
-std::vector<TraceRequest> Renumbered(std::vector<TraceRequest> requests) {
-  std::map<int64_t, int64_t> row_of_row;
-  for (TraceRequest& request : requests) {
-    const int64_t row = static_cast<int64_t>(row_of_row.size());
-    row_of_row[request.row] = row;
-    request.row = row;
-    request.line = 0;
-    for (int64_t& dependency : request.waits_for) dependency = row_of_row.at(dependency);
-    std::sort(request.waits_for.begin(), request.waits_for.end());
-  }
-  return requests;
-}
-
 void ExpectEqual(const std::vector<TraceRequest>& a, const std::vector<TraceRequest>& b,
                  const std::string& bytes) {
   FUZZ_EXPECT(a.size() == b.size(), bytes);

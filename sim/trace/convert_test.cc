@@ -186,18 +186,6 @@ RC_GTEST_PROP(ConvertProperty, EveryRequestSurvivesNativeAndMooncake, ()) {
   RC_ASSERT(WithoutLines(*back) == requests);
 }
 
-RC_GTEST_PROP(ConvertProperty, ArrivalsAndLengthsSurviveCsv, ()) {
-  std::vector<TraceRequest> requests = RandomTrace(0);
-  const auto read = ReadTrace(Rewrite(Written(requests, 0), TraceFormat::kCsv));
-  RC_ASSERT(read.ok());
-  RC_ASSERT(read->size() == requests.size());
-  for (size_t i = 0; i < requests.size(); ++i) {
-    RC_ASSERT((*read)[i].arrival_ns == requests[i].arrival_ns);
-    RC_ASSERT((*read)[i].input_length == requests[i].input_length);
-    RC_ASSERT((*read)[i].output_length == requests[i].output_length);
-  }
-}
-
 class ConvertTest : public testing::Test {
  protected:
   std::string Path(const std::string& name) const {
@@ -213,17 +201,6 @@ class ConvertTest : public testing::Test {
     return reader.ok() ? *AllRequests(**reader) : std::vector<TraceRequest>();
   }
 };
-
-TEST_F(ConvertTest, FilesInEveryCompression) {
-  const std::string in = WriteFile("in.jsonl", Row("1") + Row("2", R"("session_id": 4)"));
-  for (const char* name : {"out.kvt", "out.kvt.gz", "out.kvt.zst"}) {
-    const auto report = ConvertTrace(in, Path(name), TraceFormat::kNative, {});
-    ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_EQ(report->num_requests, 2);
-    EXPECT_THAT(report->losses, IsEmpty());
-    EXPECT_EQ(WithoutLines(ReadFile(Path(name))), WithoutLines(ReadFile(in)));
-  }
-}
 
 TEST_F(ConvertTest, SortAcceptsAnyOrder) {
   const std::string in =

@@ -9,31 +9,11 @@
 #include <string>
 #include <utility>
 
+#include "sim/testing/trace_fuzz_input.h"
 #include "sim/trace/row_source.h"
 #include "tests/fuzz/fuzz_input.h"
 
-namespace {
-
 using namespace kvblocks::sim;
-
-class PartsSource final : public ByteSource {
- public:
-  PartsSource(std::string text, size_t size) : text_(std::move(text)), size_(size) {}
-  absl::StatusOr<size_t> Read(char* out, size_t size) override {
-    const size_t n = text_.copy(out, std::min(size, size_), position_);
-    position_ += n;
-    return n;
-  }
-  int64_t bytes_read() const override { return static_cast<int64_t>(position_); }
-  int64_t bytes_total() const override { return static_cast<int64_t>(text_.size()); }
-
- private:
-  std::string text_;
-  size_t size_;
-  size_t position_ = 0;
-};
-
-}  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   constexpr size_t kMostBytes = 2 << 20;

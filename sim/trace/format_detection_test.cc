@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "sim/testing/trace_fuzz_input.h"
 #include "sim/testing/trace_testing.h"
 #include "sim/trace/convert.h"
 #include "sim/trace/row_source.h"
@@ -139,21 +140,6 @@ std::vector<TraceRequest> RequestsOf(const std::string& path,
   return MustRead(*MustOpen(path, options));
 }
 
-// Rows as they are in a file written in this order, without what a conversion may change.
-std::vector<TraceRequest> Renumbered(std::vector<TraceRequest> requests) {
-  std::map<int64_t, int64_t> row_of_row;
-  for (TraceRequest& request : requests) {
-    const int64_t row = static_cast<int64_t>(row_of_row.size());
-    row_of_row[request.row] = row;
-    request.row = row;
-    request.line = 0;
-    request.id.clear();
-    for (int64_t& dependency : request.waits_for) dependency = row_of_row.at(dependency);
-    std::sort(request.waits_for.begin(), request.waits_for.end());
-  }
-  return requests;
-}
-
 TEST(TraceFormatsTest, EachSampleIsRecognisedAndHoldsWhatItHolds) {
   for (const Sample& sample : kSamples) {
     SCOPED_TRACE(sample.file);
@@ -186,7 +172,13 @@ TEST(TraceFormatsTest, EachSampleIsTheSameInTheNativeForm) {
     const std::string native = testing::TempDir() + "/sample.kvt.gz";
     const auto report = ConvertTrace(PathOf(sample.file), native, TraceFormat::kNative, {});
     ASSERT_TRUE(report.ok()) << report.status();
-    EXPECT_EQ(Renumbered(RequestsOf(native)), Renumbered(RequestsOf(PathOf(sample.file))));
+    // Only ids that are no numbers are lost.
+    auto before = Renumbered(RequestsOf(PathOf(sample.file))),
+         after = Renumbered(RequestsOf(native));
+    for (auto* requests : {&before, &after}) {
+      for (TraceRequest& request : *requests) request.id.clear();
+    }
+    EXPECT_EQ(after, before);
     // What one cache could hit is the same in Mooncake's form, too.
     const std::string mooncake = testing::TempDir() + "/sample.jsonl";
     ASSERT_TRUE(ConvertTrace(native, mooncake, TraceFormat::kMooncake, {}).ok());
@@ -328,24 +320,6 @@ TEST(TraceFormatsTest, ParquetIsRefusedByName) {
 
 constexpr const char* kRecord =
     R"({"timestamp": 0, "input_length": 8, "output_length": 1, "hash_ids": [1]})";
-
-// Delivers a text in parts of `size` bytes.
-class PartsSource final : public ByteSource {
- public:
-  PartsSource(std::string text, size_t size) : text_(std::move(text)), size_(size) {}
-  absl::StatusOr<size_t> Read(char* out, size_t size) override {
-    const size_t n = text_.copy(out, std::min(size, size_), position_);
-    position_ += n;
-    return n;
-  }
-  int64_t bytes_read() const override { return static_cast<int64_t>(position_); }
-  int64_t bytes_total() const override { return static_cast<int64_t>(text_.size()); }
-
- private:
-  std::string text_;
-  size_t size_;
-  size_t position_ = 0;
-};
 
 std::string Head(const std::string& text, size_t part, size_t max_bytes = 1 << 26) {
   std::unique_ptr<ByteSource> source = std::make_unique<PartsSource>(text, part);

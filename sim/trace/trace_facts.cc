@@ -41,10 +41,6 @@ std::string Share(int64_t part, int64_t whole) {
   return absl::StrFormat("%.3f %%", 100.0 * static_cast<double>(part) / static_cast<double>(whole));
 }
 
-void Row(const std::string& name, const std::string& value, std::string* out) {
-  absl::StrAppend(out, absl::StrFormat("%-34s%s\n", name, value));
-}
-
 std::string Lengths(const LengthFacts& facts) {
   return absl::StrFormat("%s (mean %s, median %s, p90 %s, p99 %s, max %s)", Grouped(facts.total),
                          GroupThousands(absl::StrFormat("%.2f", facts.mean)), Grouped(facts.median),
@@ -260,62 +256,56 @@ absl::StatusOr<TraceFacts> ComputeTraceFacts(TraceReader& reader,
 
 std::string FormatTraceFacts(const TraceFacts& f) {
   std::string out;
-  Row("trace", absl::StrCat(f.info.name, " (", f.info.format, ")"), &out);
+  const auto row = [&out](const std::string& name, const std::string& value) {
+    absl::StrAppendFormat(&out, "%-34s%s\n", name, value);
+  };
+  row("trace", absl::StrCat(f.info.name, " (", f.info.format, ")"));
   if (f.info.pseudo_tokens) {
-    Row("tokens", "pseudo-tokens, which are bytes of texts and not a tokenizer's", &out);
+    row("tokens", "pseudo-tokens, which are bytes of texts and not a tokenizer's");
   }
   if (const auto links = f.info.notes.find(kTurnLinksNote); links != f.info.notes.end()) {
     absl::StrAppend(&out, links->second, "\n");
   }
-  Row("requests", Grouped(f.requests), &out);
-  Row("input tokens", Lengths(f.input), &out);
-  Row("output tokens", Lengths(f.output), &out);
-  Row("arrivals",
-      absl::StrCat("first ", Seconds(f.first_arrival_ns), " s, span ",
-                   Seconds(f.last_arrival_ns - f.first_arrival_ns), " s, ",
-                   Grouped(f.distinct_timestamps), " distinct, gap CV ",
-                   absl::StrFormat("%.2f", f.gap_cv)),
-      &out);
+  row("requests", Grouped(f.requests));
+  row("input tokens", Lengths(f.input));
+  row("output tokens", Lengths(f.output));
+  row("arrivals", absl::StrCat("first ", Seconds(f.first_arrival_ns), " s, span ",
+                               Seconds(f.last_arrival_ns - f.first_arrival_ns), " s, ",
+                               Grouped(f.distinct_timestamps), " distinct, gap CV ",
+                               absl::StrFormat("%.2f", f.gap_cv)));
   if (f.sessions > 0 || f.closed_loop_requests > 0) {
-    Row("sessions; requests that wait",
-        absl::StrCat(Grouped(f.sessions), "; ", Grouped(f.closed_loop_requests)), &out);
+    row("sessions; requests that wait",
+        absl::StrCat(Grouped(f.sessions), "; ", Grouped(f.closed_loop_requests)));
   }
   if (f.block_refs == 0) {
-    Row("content", "no content identity in this trace; cross-request hits are 0 by construction",
-        &out);
+    row("content", "no content identity in this trace; cross-request hits are 0 by construction");
     return out;
   }
-  Row("tokens per content id", Grouped(f.info.block_tokens), &out);
-  Row("block refs; distinct; used once",
+  row("tokens per content id", Grouped(f.info.block_tokens));
+  row("block refs; distinct; used once",
       absl::StrCat(Grouped(f.block_refs), "; ", Grouped(f.distinct_paths), "; ",
-                   Grouped(f.paths_used_once)),
-      &out);
-  Row("most refs of one request", Grouped(f.most_refs), &out);
-  Row("prefix hits",
-      absl::StrCat(Grouped(f.prefix_hits), " (", Share(f.prefix_hits, f.block_refs), ")"), &out);
-  Row("full blocks; hits",
+                   Grouped(f.paths_used_once)));
+  row("most refs of one request", Grouped(f.most_refs));
+  row("prefix hits",
+      absl::StrCat(Grouped(f.prefix_hits), " (", Share(f.prefix_hits, f.block_refs), ")"));
+  row("full blocks; hits",
       absl::StrCat(Grouped(f.full_block_refs), "; ", Grouped(f.full_block_hits), " (",
-                   Share(f.full_block_hits, f.full_block_refs), ")"),
-      &out);
-  Row("hit tokens, infinite cache",
-      absl::StrCat(Grouped(f.shared_tokens), " (", Share(f.shared_tokens, f.input.total), ")"),
-      &out);
+                   Share(f.full_block_hits, f.full_block_refs), ")"));
+  row("hit tokens, infinite cache",
+      absl::StrCat(Grouped(f.shared_tokens), " (", Share(f.shared_tokens, f.input.total), ")"));
   for (const EngineFacts& engine : f.engine) {
-    Row(absl::StrCat("  engine blocks of ", engine.block_tokens),
+    row(absl::StrCat("  engine blocks of ", engine.block_tokens),
         absl::StrCat(Grouped(engine.hit_tokens), " (", Share(engine.hit_tokens, f.input.total),
                      "), ", Grouped(engine.hit_blocks), " of ", Grouped(engine.full_blocks),
-                     " full blocks"),
-        &out);
+                     " full blocks"));
   }
-  Row("requests with a hit",
-      absl::StrCat(Grouped(f.requests_with_hit), " (", Share(f.requests_with_hit, f.requests), ")"),
-      &out);
-  Row("mean of per-request ratios", absl::StrFormat("%.3f %%", 100.0 * f.mean_of_ratios), &out);
-  Row("second half of requests",
+  row("requests with a hit", absl::StrCat(Grouped(f.requests_with_hit), " (",
+                                          Share(f.requests_with_hit, f.requests), ")"));
+  row("mean of per-request ratios", absl::StrFormat("%.3f %%", 100.0 * f.mean_of_ratios));
+  row("second half of requests",
       absl::StrCat(Grouped(f.second_half_shared), " of ", Grouped(f.second_half_input), " tokens (",
-                   Share(f.second_half_shared, f.second_half_input), ")"),
-      &out);
-  Row("hottest id", absl::StrCat(f.hottest_id, ", ", Grouped(f.hottest_uses), " times"), &out);
+                   Share(f.second_half_shared, f.second_half_input), ")"));
+  row("hottest id", absl::StrCat(f.hottest_id, ", ", Grouped(f.hottest_uses), " times"));
   return out;
 }
 

@@ -239,10 +239,19 @@ TEST_F(PublishedTraceFacts, Others) {
     // hits, shared tokens, hit tokens in blocks of 16, the last arrival.
     std::vector<int64_t> counts;
   } const published[] = {
-      {"vllm-measured/sharegpt-llama-3.1-8b-300-sps10.blocks16.jsonl.gz", "mooncake", {}},
-      {"kv-cache-tester/sessions_40_small.jsonl.gz", "coding", {}},
-      {"ragpulse/0_trace.jsonl.gz", "ragpulse", {}},
-      {"lengths/vidur_arxiv_summarization_llama2.csv.gz", "vidur", {}},
+      {"vllm-measured/sharegpt-llama-3.1-8b-300-sps10.blocks16.jsonl.gz",
+       "mooncake",
+       {300, 0, 0, 257239, 195753, 16225, 15003, 1222, 19529, 19520, 29183763203}},
+      {"kv-cache-tester/sessions_40_small.jsonl.gz",
+       "coding",
+       {278, 238, 40, 9130129, 184360, 142520, 27049, 115471, 7390144, 7390144, 0}},
+      {"ragpulse/0_trace.jsonl.gz",
+       "ragpulse",
+       {7106, 0, 3990, 20917099, 2012676, 20917099, 14342851, 6574248, 6574248, 6574000,
+        604603000000000}},
+      {"lengths/vidur_arxiv_summarization_llama2.csv.gz",
+       "vidur",
+       {28257, 0, 0, 73131321, 8234948, 0, 0, 0, 0, 0, 0}},
   };
   for (const auto& c : published) {
     const TraceFacts f = Facts(c.file, {16});

@@ -171,24 +171,6 @@ TEST(TraceReaderTest, ADamagedFirstRowLeavesTheOthersReadable) {
   EXPECT_EQ(reader->counters().bad_rows, 2);
 }
 
-TEST(TraceReaderTest, ErrorsStayAfterTheFirst) {
-  auto reader = OpenTraceString(Row("1") + "{\n", "t", {});
-  TraceRequest request;
-  EXPECT_FALSE((*reader)->Next(request).ok());
-  EXPECT_FALSE((*reader)->Next(request).ok());
-  ASSERT_TRUE((*reader)->Restart().ok());
-  EXPECT_FALSE((*reader)->Next(request).ok());
-}
-
-TEST(TraceReaderTest, RestartBeginsAgain) {
-  auto reader = OpenTraceString(Row("1") + Row("2"), "t", {});
-  const auto first = AllRequests(**reader);
-  ASSERT_TRUE((*reader)->Restart().ok());
-  EXPECT_EQ(*AllRequests(**reader), *first);
-  EXPECT_EQ((*reader)->counters().rows, 2);
-  EXPECT_EQ((*reader)->progress().bytes_read, (*reader)->progress().bytes_total);
-}
-
 TEST(TraceReaderTest, StandardInputIsReadOnce) {
   const std::string path = testing::TempDir() + "/stdin.jsonl";
   std::ofstream(path) << Row("1") << Row("2");
