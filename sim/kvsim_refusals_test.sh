@@ -102,8 +102,6 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --max-retained-share: got "0", expected at least 0.00334448 with --retain: one block of 299|replay --retain=all --max-retained-share=0 --num-blocks=300
 --max-retained-share needs --retain (got none)|replay --max-retained-share=0.25
 --tier: got "host", expected NAME:SIZE:read=SPEED|replay --tier=host
---tier: got "host:1GiB", expected read=SPEED in it|replay --tier=host:1GiB
---tier: got "host:1GiB:read=free:x", expected read=SPEED, |replay --tier=host:1GiB:read=free:x
 --tier: tiers: two have the name|replay --tier=host:1GiB:read=free,host:1GiB:read=free
 --tier: tier "host": capacity_bytes is 1, but a chunk|replay --tier=host:1B:read=free
 --tier: got "host:1GiB:read=free", expected nothing with --no-prefix-caching|replay --tier=host:1GiB:read=free --no-prefix-caching
@@ -114,7 +112,6 @@ bad_speech.jsonl:1: error: encoder_tokens: got -1, expected a whole number from 
 --load-failures needs --tier|replay --load-failures=0.1
 --load-failure-policy needs --load-failures (got 0)|replay --tier=host:1GiB:read=free --load-failure-policy=recompute
 --lookahead-hashes: got true, expected --no-lookahead-hashes: engines with tiers|replay --tier=host:1GiB:read=free --lookahead-hashes
-policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:policy=ttl
 --baseline: no condition of --where compares|capacity --smallest tier=a:1GiB:read={1:9}GB/s --baseline tier= --where hit-rate>=0.5
 --baseline: got "tier", expected OPTION=VALUE|capacity --smallest num-blocks=300:900 --baseline tier --where hit-rate>=baseline
 --where: got "ttft-mean<=baseline", which needs --baseline|capacity --smallest num-blocks=300:900 --where ttft-mean<=baseline
@@ -132,7 +129,6 @@ policy is "ttl", expected arc.hazard.lru|replay --tier=host:1GiB:read=free:polic
 --tier-prices: got "host", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host
 --tier-prices: got "host:1e308", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host:1e308
 --devices: got "h100:1e308", expected DEVICE|capacity --slo=ttft:1s@p99 --devices=h100:1e308
---tier-prices: got "host:2", expected TIER:PRICE|capacity --slo=ttft:1s@p99 --devices=h100:2 --tier-prices=host:1,host:2
 --where: got "ttft-mean<=baseline", expected a number: a sweep has no baseline|sweep --grid seed=1 --pareto=hit-rate --where ttft-mean<=baseline
 --where: got "slo", but no point has such a figure|sweep --grid seed=1 --limit=50 --pareto=hit-rate --where slo
 --where needs --pareto|sweep --grid seed=1 --where hit-rate>=0.5

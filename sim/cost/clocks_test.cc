@@ -264,6 +264,7 @@ std::unique_ptr<StepTimeModel> Fixed(SimTime time) { return *MakeFixedStepTime(t
 TEST(DraftedStepTimeTest, SM66FurtherPassesSeeTheSequencesThatDrewATokenOnly) {
   const auto clock = MakeDraftedStepTime(Fixed(100), Fixed(7), 3, "one layer");
   EXPECT_EQ(*clock->StepTime({DecodeAt(5)}), 100 + 3 * 7);
+  EXPECT_EQ(*MakeDraftedStepTime(Fixed(100), Fixed(7), 2, "two")->StepTime({DecodeAt(5)}), 114);
   // Nobody draws a token in a chunk: the drafter fills its cache, and drafts nothing.
   EXPECT_EQ(*clock->StepTime({SequenceWork{.num_context = 0, .num_new = 64}}), 100 + 7);
   EXPECT_EQ(*clock->StepTime({}, {.num_sequences = 4, .sum_context = 9}), 100 + 3 * 7);

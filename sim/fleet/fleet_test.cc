@@ -2,8 +2,10 @@
 
 #include "sim/fleet/fleet.h"
 
+#include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -162,30 +164,26 @@ TEST_F(FleetTest, NoProgressNamesTheReplica) {
 }
 
 TEST_F(FleetTest, BadOptionsAreNamed) {
-  const auto message = [&] { return std::string(Run().message()); };
-  options_.event_loss = kMillion + 1;
-  EXPECT_NE(message().find("event_loss is 1000001"), std::string::npos) << message();
-  options_ = FleetOptions();
-  options_.router_delay = -1;
-  EXPECT_NE(message().find("router_delay is -1"), std::string::npos) << message();
-  options_ = FleetOptions();
-  options_.router.tree_blocks = 0;
-  EXPECT_NE(message().find("tree_blocks is 0"), std::string::npos) << message();
-  options_ = FleetOptions();
-  options_.router.session_factor = 1;
-  EXPECT_NE(message().find("session_factor is 1"), std::string::npos) << message();
-  options_ = FleetOptions();
-  options_.queue.max_tokens = -1;
-  EXPECT_NE(message().find("max_tokens is -1, expected at least 0"), std::string::npos)
-      << message();
-  options_ = FleetOptions();
-  options_.num_live = 2;
-  options_.scaling.schedule = {{.time = kSecond}};
-  EXPECT_NE(message().find("scaling may need 3"), std::string::npos) << message();
+  const std::pair<std::function<void(FleetOptions&)>, const char*> bad[] = {
+      {[](FleetOptions& o) { o.event_loss = kMillion + 1; }, "event_loss is 1000001"},
+      {[](FleetOptions& o) { o.router_delay = -1; }, "router_delay is -1"},
+      {[](FleetOptions& o) { o.router.tree_blocks = 0; }, "tree_blocks is 0"},
+      {[](FleetOptions& o) { o.router.session_factor = 1; }, "session_factor is 1"},
+      {[](FleetOptions& o) { o.queue.max_tokens = -1; }, "max_tokens is -1, expected at least 0"},
+      {[](FleetOptions& o) {
+         o.num_live = 2;
+         o.scaling.schedule = {{.time = kSecond}};
+       },
+       "scaling may need 3"}};
+  for (const auto& [spoil, expected] : bad) {
+    options_ = FleetOptions();
+    spoil(options_);
+    EXPECT_NE(Run().message().find(expected), std::string::npos) << expected;
+  }
   options_ = FleetOptions();
   options_.router.kind = RouterKind::kPrefix;
   workload_.config.manager.enable_caching = false;
-  EXPECT_NE(message().find("prefix caching is off"), std::string::npos) << message();
+  EXPECT_NE(Run().message().find("prefix caching is off"), std::string::npos);
   EXPECT_NE(Run(0).message().find("replicas has 0 entries"), std::string::npos);
   EXPECT_NE(ParseRouter("best").status().message().find("least-requests"), std::string::npos);
   for (int kind = 0; kind < 9; ++kind) {

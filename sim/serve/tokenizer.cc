@@ -135,7 +135,8 @@ for line in sys.stdin:
                     last = max(last, end)
                 answer["pieces"] = pieces
         else:
-            answer = {"pieces": [tokenizer.decode([i], skip_special_tokens=False) for i in ask["ids"]]}
+            parts = [ask["ids"]] if ask["whole"] else [[i] for i in ask["ids"]]
+            answer = {"pieces": [tokenizer.decode(p, skip_special_tokens=False) for p in parts]}
     except Exception as error:
         answer = {"error": str(error)}
     say(answer)
@@ -217,10 +218,11 @@ class HfTokenizer final : public Tokenizer {
   }
 
   absl::StatusOr<std::vector<std::string>> Pieces(absl::Span<const TokenId> tokens) override {
-    simdjson::dom::element answer;
-    KVBLOCKS_RETURN_IF_ERROR(
-        Ask(absl::StrCat("{\"ids\":[", absl::StrJoin(tokens, ","), "]}\n"), &answer));
-    return ReadPieces(answer);
+    return AskForText(tokens, false);
+  }
+  absl::StatusOr<std::string> Decode(absl::Span<const TokenId> tokens) override {
+    KVBLOCKS_ASSIGN_OR_RETURN(const auto whole, AskForText(tokens, true));
+    return absl::StrJoin(whole, "");
   }
 
   bool is_slow() const override { return true; }
@@ -241,6 +243,15 @@ class HfTokenizer final : public Tokenizer {
   }
   static absl::Status Nonsense() {
     return absl::InternalError("the tokenizer's process answered something else");
+  }
+
+  absl::StatusOr<std::vector<std::string>> AskForText(absl::Span<const TokenId> tokens,
+                                                      bool whole) {
+    simdjson::dom::element answer;
+    KVBLOCKS_RETURN_IF_ERROR(Ask(absl::StrCat("{\"ids\":[", absl::StrJoin(tokens, ","),
+                                              "],\"whole\":", whole ? "true" : "false", "}\n"),
+                                 &answer));
+    return ReadPieces(answer);
   }
 
   static absl::StatusOr<std::vector<std::string>> ReadPieces(const simdjson::dom::element& answer) {

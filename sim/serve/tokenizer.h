@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "kvblocks/block.h"
@@ -44,6 +45,12 @@ class Tokenizer {
   virtual absl::StatusOr<Encoding> Encode(std::string_view text, bool adds_special,
                                           bool with_pieces) = 0;
   virtual absl::StatusOr<std::vector<std::string>> Pieces(absl::Span<const TokenId> tokens) = 0;
+  // The text of tokens that belong together, which may have more in it than its pieces.
+  virtual absl::StatusOr<std::string> Decode(absl::Span<const TokenId> tokens) {
+    auto pieces = Pieces(tokens);
+    if (!pieces.ok()) return pieces.status();
+    return absl::StrJoin(*pieces, "");
+  }
   // Whether a call may take long enough to be made on a thread of its own.
   virtual bool is_slow() const = 0;
 };
