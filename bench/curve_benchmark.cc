@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_format.h"
 #include "bench/command_line.h"
 #include "bench/thread_time.h"
 #include "sim/commands/option_parser.h"
@@ -53,32 +54,20 @@ void Make(const sim::TraceInfo& info, const sim::RequestBlocksOptions& options,
 }  // namespace
 
 int Main(int argc, char** argv) {
-  sim::OptionParser options("curve",
-                            "Counts the hits of all pool sizes, and prints block references per "
-                            "second.");
+  sim::OptionParser options(
+      "curve", "Counts the hits of all pool sizes, and prints block references per second.");
   std::string trace;
   int64_t block_size = 16, copies = 1, rounds = 5;
-  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
-              &trace);
-  options.Add({.name = "--block-size", .unit = "TOKENS", .help = "tokens per block [16]"}, 1,
-              1 << 20, &block_size);
+  AddTrace(options, &trace);
+  AddBlockSize(options, &block_size);
   options.Add({.name = "--copies", .unit = "N", .help = "of the trace, one behind the other [1]"},
               1, 1'000'000, &copies);
-  options.Add({.name = "--rounds", .unit = "N", .help = "of which the fastest counts [5]"}, 1,
-              10'000, &rounds);
+  AddRounds(options, &rounds);
   if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
-  auto reader = trace.empty()
-                    ? sim::OpenTraceString(sim::MakeExampleWorkload(), "the example workload", {})
-                    : sim::OpenTrace(trace, {});
-  if (!reader.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(reader.status().message()).c_str());
-    return 2;
-  }
+  auto reader = OpenTraceOrExample(trace);
+  if (!reader.ok()) return Fail(reader.status());
   auto requests = sim::ReadAll(sim::FeedFrom(reader->get()));
-  if (!requests.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(requests.status().message()).c_str());
-    return 2;
-  }
+  if (!requests.ok()) return Fail(requests.status());
   sim::TraceInfo info = (*reader)->info();
   // Copies share nothing.
   if (copies > 1) info.scope = sim::ContentScope::kSession;
@@ -112,15 +101,13 @@ int Main(int argc, char** argv) {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   const double millions = static_cast<double>(references) / 1e6;
-  std::printf("%lld references to %lld blocks of %lld tokens, %lld hits at most\n",
-              static_cast<long long>(references), static_cast<long long>(distinct),
-              static_cast<long long>(block_size), static_cast<long long>(hits));
+  absl::PrintF("%d references to %d blocks of %d tokens, %d hits at most\n", references, distinct,
+               block_size, hits);
   std::printf("names of blocks %10.3f s %10.1f M references/s\n", best_keys, millions / best_keys);
   std::printf("curve           %10.3f s %10.1f M references/s\n", best_curve,
               millions / best_curve);
-  std::printf("together        %10.3f s %10.1f M references/s, peak memory %lld MB\n",
-              best_keys + best_curve, millions / (best_keys + best_curve),
-              static_cast<long long>(usage.ru_maxrss / 1024));
+  absl::PrintF("together        %10.3f s %10.1f M references/s, peak memory %d MB\n",
+               best_keys + best_curve, millions / (best_keys + best_curve), usage.ru_maxrss / 1024);
   return 0;
 }
 

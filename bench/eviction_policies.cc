@@ -23,6 +23,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/numeric/int128.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "bench/command_line.h"
 #include "bench/thread_time.h"
@@ -207,40 +208,34 @@ int Main(int argc, char** argv) {
   std::string trace;
   std::string sizes = "1000,3000,10000";
   int64_t block_size = 512;
-  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
-              &trace);
+  AddTrace(options, &trace);
   options.Add({.name = "--sizes", .unit = "LIST", .help = "blocks in the pool [1000,3000,10000]"},
               &sizes);
-  options.Add({.name = "--block-size", .unit = "TOKENS", .help = "tokens per block [512]"}, 1,
-              1 << 20, &block_size);
+  AddBlockSize(options, &block_size);
   if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
-  const auto fail = [](const absl::Status& status) {
-    std::fprintf(stderr, "%s\n", std::string(status.message()).c_str());
-    return 2;
-  };
   const auto prompts = Read(trace, block_size);
-  if (!prompts.ok()) return fail(prompts.status());
-  std::printf("%zu requests, %lld references to %d blocks of %lld tokens\n",
-              prompts->blocks.size(), static_cast<long long>(prompts->num_references),
-              prompts->num_distinct, static_cast<long long>(block_size));
+  if (!prompts.ok()) return Fail(prompts.status());
+  absl::PrintF("%zu requests, %d references to %d blocks of %d tokens\n", prompts->blocks.size(),
+               prompts->num_references, prompts->num_distinct, block_size);
   for (const std::string& size : std::vector<std::string>(absl::StrSplit(sizes, ','))) {
     int64_t num_blocks = 0;
     if (!absl::SimpleAtoi(size, &num_blocks) || num_blocks < 1 || num_blocks > (1 << 30)) {
-      return fail(absl::InvalidArgumentError("--sizes: \"" + size +
-                                             "\", expected 1 to 1073741824 blocks"));
+      return Fail(
+          absl::InvalidArgumentError("--sizes: \"" + size + "\", expected 1 to 1073741824 blocks"));
     }
-    std::printf("\n%lld blocks:\n\n| policy | hits | second half | of the way | second half | "
-                "ns per reference |\n|---|---|---|---|---|---|\n",
-                static_cast<long long>(num_blocks));
+    absl::PrintF(
+        "\n%d blocks:\n\n| policy | hits | second half | of the way | second half | "
+        "ns per reference |\n|---|---|---|---|---|---|\n",
+        num_blocks);
     const Hits bound = Belady(*prompts, num_blocks);
     const auto lru = Replay(*prompts, {}, num_blocks, block_size);
-    if (!lru.ok()) return fail(lru.status());
+    if (!lru.ok()) return Fail(lru.status());
     Print("lru", *lru, *prompts, *lru, bound);
     const std::string names = EvictionPolicyNames(/*with_retention=*/false);
     for (const std::string& name : std::vector<std::string>(absl::StrSplit(names, '|'))) {
       if (name == "lru") continue;
       const auto hits = Replay(*prompts, *ParseEvictionPolicy(name), num_blocks, block_size);
-      if (!hits.ok()) return fail(hits.status());
+      if (!hits.ok()) return Fail(hits.status());
       Print(name.c_str(), *hits, *prompts, *lru, bound);
     }
     Print("best fixed set", BestFixedSet(*prompts, num_blocks), *prompts, *lru, bound);

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "bench/thread_time.h"
 #include "kvblocks/kv_events.h"
 #include "kvblocks/kv_events_zmq.h"
@@ -86,8 +87,8 @@ void MeasureCodec(int64_t num_events, int rounds) {
     }
     decode.push_back((ThreadSeconds() - start) * 1e9 / 32 / num_events);
   }
-  std::printf("encode                %8.0f ns per event, %lld bytes each\n", Quantile(encode, 0.5),
-              static_cast<long long>(bytes.size()) / static_cast<long long>(num_events));
+  absl::PrintF("encode                %8.0f ns per event, %d bytes each\n", Quantile(encode, 0.5),
+               static_cast<int64_t>(bytes.size()) / num_events);
   std::printf("decode                %8.0f ns per event\n", Quantile(decode, 0.5));
 }
 
@@ -149,24 +150,21 @@ int Run(int64_t rate, double seconds, int64_t num_events) {
   const double mine = ThreadSeconds() - mine_before;
   const double others = CpuSeconds(CLOCK_PROCESS_CPUTIME_ID) - cpu_before - mine - subscriber_cpu;
   const EventPublisher::Stats stats = (*publisher)->stats();
-  std::printf(
-      "handed over           %8.0f ns per step with %lld events (99th percentile %.0f ns)\n",
-      Quantile(with_events, 0.5), static_cast<long long>(num_events), Quantile(with_events, 0.99));
-  std::printf(
-      "                      %8.0f ns in the 99th percentile without %lld of %lld groups in "
+  absl::PrintF("handed over           %8.0f ns per step with %d events (99th percentile %.0f ns)\n",
+               Quantile(with_events, 0.5), num_events, Quantile(with_events, 0.99));
+  absl::PrintF(
+      "                      %8.0f ns in the 99th percentile without %d of %d groups in "
       "which the kernel interrupted the thread\n",
-      Quantile(undisturbed, 0.99), static_cast<long long>(with_events.size() - undisturbed.size()),
-      static_cast<long long>(with_events.size()));
+      Quantile(undisturbed, 0.99), with_events.size() - undisturbed.size(), with_events.size());
   std::printf("                      %8.1f ns per step without events\n",
               Quantile(without_events, 0.5));
-  std::printf("sent                  %8.0f events/s, %.1f MB/s; received %lld of %lld\n",
-              static_cast<double>(num_sent) / wall,
-              static_cast<double>(stats.num_bytes) / wall / 1e6,
-              static_cast<long long>(num_received), static_cast<long long>(num_sent));
-  std::printf(
-      "                      %8lld events dropped by the queue, %lld batches missed by the "
+  absl::PrintF("sent                  %8.0f events/s, %.1f MB/s; received %d of %d\n",
+               static_cast<double>(num_sent) / wall,
+               static_cast<double>(stats.num_bytes) / wall / 1e6, num_received.load(), num_sent);
+  absl::PrintF(
+      "                      %8d events dropped by the queue, %d batches missed by the "
       "subscriber\n",
-      static_cast<long long>(stats.num_dropped_events), static_cast<long long>(num_lost));
+      stats.num_dropped_events, num_lost.load());
   std::printf("publisher and sockets %8.1f %% of a core: %.0f events/s would fill one\n",
               100 * others / wall, static_cast<double>(num_sent) / others);
   std::printf("subscriber            %8.1f %% of a core, index included\n",

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
 #include "bench/thread_time.h"
 #include "kvblocks/block_pool.h"
@@ -156,8 +157,7 @@ int Main(int argc, char** argv) {
       return 2;
     }
   }
-  std::printf("ns per block, in runs of %lld blocks with random ids\n\n",
-              static_cast<long long>(kRun));
+  absl::PrintF("ns per block, in runs of %d blocks with random ids\n\n", kRun);
   std::printf("%12s %10s %10s | %8s %8s %8s %8s %8s | %s\n", "blocks", "MiB", "one load", "look-up",
               "touch", "free", "evict", "register", "look-up / load");
   for (int64_t num_blocks = 10'000; num_blocks <= largest; num_blocks *= 10) {
@@ -168,10 +168,9 @@ int Main(int argc, char** argv) {
     const double load = LoadNanoseconds(static_cast<size_t>(bytes), random);
     FullPool pool(num_blocks, random);
     const FullPool::Costs costs = pool.Measure(random);
-    std::printf("%12lld %10.1f %10.1f | %8.1f %8.1f %8.1f %8.1f %8.1f | %.2f\n",
-                static_cast<long long>(num_blocks), static_cast<double>(bytes) / (1 << 20), load,
-                costs.look_up, costs.touch, costs.free, costs.evict, costs.insert,
-                costs.look_up / load);
+    absl::PrintF("%12d %10.1f %10.1f | %8.1f %8.1f %8.1f %8.1f %8.1f | %.2f\n", num_blocks,
+                 static_cast<double>(bytes) / (1 << 20), load, costs.look_up, costs.touch,
+                 costs.free, costs.evict, costs.insert, costs.look_up / load);
     std::fflush(stdout);
   }
   return 0;

@@ -23,6 +23,7 @@
 #include <boost/beast/http.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "bench/command_line.h"
 
 namespace kvblocks::bench {
@@ -172,14 +173,11 @@ class Connection : public std::enable_shared_from_this<Connection> {
 };
 
 void Print(const LoadOptions& options, Totals& totals, double seconds) {
-  std::printf(
-      "%lld requests on %lld connections, at most %lld at once, in %.2f s: %.0f requests/s\n",
-      static_cast<long long>(totals.started), static_cast<long long>(options.connections),
-      static_cast<long long>(totals.most_under_way), seconds,
-      static_cast<double>(totals.started) / seconds);
-  std::printf("%lld answered, %lld errors, %lld aborted by us, %lld met a fault\n",
-              static_cast<long long>(totals.done), static_cast<long long>(totals.errors),
-              static_cast<long long>(totals.aborted), static_cast<long long>(totals.refused));
+  absl::PrintF("%d requests on %d connections, at most %d at once, in %.2f s: %.0f requests/s\n",
+               totals.started, options.connections, totals.most_under_way, seconds,
+               static_cast<double>(totals.started) / seconds);
+  absl::PrintF("%d answered, %d errors, %d aborted by us, %d met a fault\n", totals.done,
+               totals.errors, totals.aborted, totals.refused);
   if (options.stream) {
     std::printf("%.0f events/s, %.1f MB/s\n", static_cast<double>(totals.events) / seconds,
                 static_cast<double>(totals.bytes) / seconds / 1e6);

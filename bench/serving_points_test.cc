@@ -83,9 +83,8 @@ TEST(ServingPointsTest, VersionsAndScriptsFuseAllReduces) {
 TEST(ServingPointsTest, EveryRowOfAKnownModelIsPredicted) {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/points.csv";
   std::ofstream file(path);
-  file << "id,engine_version,model,gpu,precision,mode,isl_tokens,osl_tokens,concurrency,"
-          "batch_per_dp_rank,tp,pp,attention_dp,moe_tp,moe_ep,ttft_ms,tpot_ms,campaign,"
-          "measured_date,flags\n";
+  file << "id,engine_version,model,gpu,precision,mode,isl_tokens,osl_tokens,concurrency,batch_per_"
+          "dp_rank,tp,pp,attention_dp,moe_tp,moe_ep,ttft_ms,tpot_ms,campaign,measured_date,flags\n";
   const std::string_view rows[] = {
       "0.15.1,openai/gpt-oss-120b,b200,fp4,agg,256,16,4,4,8,1,1,8,1",
       "0.15.1,openai/gpt-oss-120b,h100-sxm,fp4,agg,256,16,4,4,2,1,1,2,1",

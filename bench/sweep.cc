@@ -14,34 +14,24 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "bench/command_line.h"
 #include "sim/commands/option_parser.h"
 #include "sim/sweep/point_runner.h"
 
 namespace kvblocks::bench {
-namespace {
-
-int Fail(const absl::Status& status) {
-  std::fprintf(stderr, "sweep: %s\n", std::string(status.message()).c_str());
-  return 2;
-}
-
-}  // namespace
-
 int Main(int argc, char** argv) {
   sim::OptionParser options("sweep", "Replays the points of a sweep on one thread and on several.");
   std::string trace;
   int64_t num_threads = 2, num_points = 8, limit = 0, rounds = 3;
-  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
-              &trace);
+  AddTrace(options, &trace);
   options.Add({.name = "--threads", .unit = "N", .help = "most threads [2]"}, 1, 1024,
               &num_threads);
   options.Add({.name = "--points", .unit = "N", .help = "of the sweep [8]"}, 1, 100'000,
               &num_points);
   options.Add({.name = "--limit", .unit = "REQUESTS", .help = "of the trace; 0: all [0]"}, 0,
               1'000'000'000, &limit);
-  options.Add({.name = "--rounds", .unit = "N", .help = "of which the fastest counts [3]"}, 1, 1000,
-              &rounds);
+  AddRounds(options, &rounds);
   if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
   sweep::v1::SweepSpec spec;
   spec.mutable_config()->set_trace(trace);
@@ -70,9 +60,9 @@ int Main(int argc, char** argv) {
           best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     if (threads == 1) one_thread = best;
-    std::printf("%3lld threads: %8.3f s for %zu points, %6.1f points/s, speed-up %.2f\n",
-                static_cast<long long>(threads), best, points->size(),
-                static_cast<double>(points->size()) / best, one_thread / best);
+    absl::PrintF("%3d threads: %8.3f s for %zu points, %6.1f points/s, speed-up %.2f\n", threads,
+                 best, points->size(), static_cast<double>(points->size()) / best,
+                 one_thread / best);
   }
   return 0;
 }

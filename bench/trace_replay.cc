@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/numeric/int128.h"
+#include "absl/strings/str_format.h"
 #include "bench/command_line.h"
 #include "bench/library_engine.h"
 #include "bench/naive_engine.h"
@@ -36,15 +37,16 @@ struct Workload {
 
 absl::StatusOr<Workload> Read(const std::string& path, int64_t block_size) {
   Workload workload;
-  const absl::Status status = ForEachPrompt(
-      path, block_size,
-      [&](const sim::TraceRequest& request, const std::vector<absl::uint128>& keys) {
-        Workload::Item item{request.input_length, request.output_length, {}};
-        for (const absl::uint128 key : keys) item.hashes.push_back(BlockHash::FromUint128(key));
-        workload.num_prompt_blocks += static_cast<int64_t>(keys.size());
-        workload.requests.push_back(std::move(item));
-        return absl::OkStatus();
-      });
+  const absl::Status status =
+      ForEachPrompt(path, block_size,
+                    [&](const sim::TraceRequest& request, const std::vector<absl::uint128>& keys) {
+                      Workload::Item item{request.input_length, request.output_length, {}};
+                      for (const absl::uint128 key : keys)
+                        item.hashes.push_back(BlockHash::FromUint128(key));
+                      workload.num_prompt_blocks += static_cast<int64_t>(keys.size());
+                      workload.requests.push_back(std::move(item));
+                      return absl::OkStatus();
+                    });
   if (!status.ok()) return status;
   return workload;
 }
@@ -97,10 +99,8 @@ int Main(int argc, char** argv) {
   int64_t block_size = 16;
   int64_t num_blocks = 10'000;
   int64_t rounds = 5;
-  options.Add({.name = "TRACE", .help = "trace file in any format kvsim reads; else the example"},
-              &trace);
-  options.Add({.name = "--block-size", .unit = "TOKENS", .help = "tokens per block [16]"}, 1,
-              1 << 20, &block_size);
+  AddTrace(options, &trace);
+  AddBlockSize(options, &block_size);
   options.Add({.name = "--num-blocks", .unit = "BLOCKS", .help = "blocks in the pool [10000]"}, 2,
               1 << 30, &num_blocks);
   options.Add({.name = "--rounds",
@@ -110,19 +110,15 @@ int Main(int argc, char** argv) {
   if (const auto status = ParseOrPrint(options, argc, argv)) return *status;
 
   const auto workload = Read(trace, block_size);
-  if (!workload.ok()) {
-    std::fprintf(stderr, "%s\n", std::string(workload.status().message()).c_str());
-    return 2;
-  }
+  if (!workload.ok()) return Fail(workload.status());
   const auto requests = static_cast<double>(workload->requests.size());
-  std::printf("%zu requests, %lld prompt blocks of %lld tokens, pool of %lld blocks\n",
-              workload->requests.size(), static_cast<long long>(workload->num_prompt_blocks),
-              static_cast<long long>(block_size), static_cast<long long>(num_blocks));
+  absl::PrintF("%zu requests, %d prompt blocks of %d tokens, pool of %d blocks\n",
+               workload->requests.size(), workload->num_prompt_blocks, block_size, num_blocks);
   const auto print = [&](const char* name, const Outcome& outcome) {
-    std::printf("%-10s %12.0f requests/s %8.1f ns per prompt block, %lld tokens hit\n", name,
-                requests / outcome.seconds,
-                outcome.seconds * 1e9 / static_cast<double>(workload->num_prompt_blocks),
-                static_cast<long long>(outcome.num_hit_tokens));
+    absl::PrintF("%-10s %12.0f requests/s %8.1f ns per prompt block, %d tokens hit\n", name,
+                 requests / outcome.seconds,
+                 outcome.seconds * 1e9 / static_cast<double>(workload->num_prompt_blocks),
+                 outcome.num_hit_tokens);
     std::fflush(stdout);
   };
   const Outcome library = BestOf<LibraryEngine>(rounds, *workload, block_size, num_blocks);

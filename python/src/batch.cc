@@ -311,13 +311,6 @@ void Advance(DecodeBatch& batch, Int32Like token_ids) {
   Check(batch.Advance(tokens.values()));
 }
 
-GroupId CheckGroup(DecodeBatch& batch, GroupId group) {
-  CheckUse(batch.manager());
-  const int64_t num_groups = batch.manager().core->num_groups();
-  if (group >= 0 && group < num_groups) return group;
-  Raise("NotFoundError", absl::StrCat("group is ", group, ", expected 0 to ", num_groups - 1));
-}
-
 }  // namespace
 
 void BindBatch(nb::module_& module) {
@@ -363,7 +356,8 @@ call of the batch changes it in place. Removing a request moves the last row int
           "block_tables",
           [](nb::handle_t<DecodeBatch> self, GroupId group) {
             auto& batch = nb::cast<DecodeBatch&>(self);
-            CheckGroup(batch, group);
+            CheckUse(batch.manager());
+            CheckGroup(batch.manager(), group);
             return MakeArray(self, batch.Tables(group), batch.width(group));
           },
           nb::arg("group") = 0,

@@ -204,6 +204,13 @@ void CheckOwner(const PyManager& manager, const PyRequest& request) {
   }
 }
 
+GroupId CheckGroup(const PyManager& manager, GroupId group, const char* call) {
+  const int64_t num_groups = manager.core->num_groups();
+  if (group >= 0 && group < num_groups) return group;
+  Raise("NotFoundError",
+        absl::StrCat(call, "group is ", group, ", expected 0 to ", num_groups - 1));
+}
+
 void PyRequest::MoveShownTables() {
   for (size_t g = 0; g < shown.size(); ++g) {
     // One owner is this list: then nobody shows the memory any more.

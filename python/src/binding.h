@@ -137,6 +137,12 @@ inline void CheckUse(const PyManager& manager) {
           "another thread is in a call of this KVCacheManager; one thread at a time");
 }
 void CheckOwner(const PyManager& manager, const PyRequest& request);
+inline void CheckUse(const PyManager& manager, const PyRequest& request) {
+  CheckUse(manager);
+  CheckOwner(manager, request);
+}
+// `call` is for the message.
+GroupId CheckGroup(const PyManager& manager, GroupId group, const char* call = "");
 
 // As ReleaseIf, and keeps other threads out of the manager meanwhile.
 class ManagerUse {

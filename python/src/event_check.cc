@@ -16,10 +16,7 @@ struct PyStreamCheck {
   int num_inside = 0;  // calls without the interpreter lock
 
   StreamCheck& ToUse() {
-    if (num_inside > 0) {
-      Raise("ConcurrentUseError",
-            "another thread is in a call of this StreamCheck; one thread at a time");
-    }
+    CheckAlone(num_inside, "StreamCheck");
     return core;
   }
   HolderId Stream(int64_t stream) {

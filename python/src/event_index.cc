@@ -73,10 +73,7 @@ void Forget(PyBlockIndex& self, int64_t holder) {
 
 PyBlockIndex::Use PyBlockIndex::ToUse() const {
   if (own == nullptr) return find(owner);
-  if (num_inside > 0) {
-    Raise("ConcurrentUseError",
-          "another thread is in a call of this BlockIndex; one thread at a time");
-  }
+  CheckAlone(num_inside, "BlockIndex");
   return {*own, num_inside};
 }
 

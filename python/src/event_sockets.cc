@@ -270,10 +270,7 @@ class PySubscriber {
 
   EventSubscriber& core() const {
     if (core_ == nullptr) Raise("InvalidArgumentError", "EventSubscriber: it is closed");
-    if (is_inside_ > 0) {
-      Raise("ConcurrentUseError",
-            "another thread is in a call of this EventSubscriber; one thread at a time");
-    }
+    CheckAlone(is_inside_, "EventSubscriber");
     return *core_;
   }
   const std::string& endpoint(int64_t source) const {

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "kvblocks/kv_events.h"
 #include "python/src/binding.h"
 
@@ -67,6 +68,13 @@ void BindEventIndex(nb::module_& module);
 void BindEventCheck(nb::module_& module);
 void BindEventSockets(nb::module_& module);
 
+// Raises while another thread is in a call of `what`.
+inline void CheckAlone(int num_inside, const char* what) {
+  if (num_inside > 0) {
+    Raise("ConcurrentUseError",
+          absl::StrCat("another thread is in a call of this ", what, "; one thread at a time"));
+  }
+}
 // Whether a call is inside without the interpreter lock.
 class Inside {
  public:

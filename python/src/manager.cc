@@ -45,8 +45,7 @@ PyManager FromConfig(const std::string& text) {
 
 ComputedBlocks GetComputedBlocks(const PyManager& self, const PyRequest& request,
                                  std::optional<int64_t> max_tokens) {
-  CheckUse(self);
-  CheckOwner(self, request);
+  CheckUse(self, request);
   ComputedBlocks computed;
   absl::Status status;
   {
@@ -70,8 +69,7 @@ PyBlocks Copy(const NewBlocks& blocks) {
 
 Result<"Blocks | None"> AllocateSlots(AllocateSlotsParams params, PyManager& self,
                                       PyRequest& request) {
-  CheckUse(self);
-  CheckOwner(self, request);
+  CheckUse(self, request);
   request.LetGoOfTables();
   absl::StatusOr<std::optional<NewBlocks>> slots;
   {
@@ -87,8 +85,7 @@ Result<"Blocks | None"> AllocateSlots(AllocateSlotsParams params, PyManager& sel
 }
 
 void Free(PyManager& self, PyRequest& request) {
-  CheckUse(self);
-  CheckOwner(self, request);
+  CheckUse(self, request);
   request.EndTables();
   absl::Status status;
   {
@@ -99,8 +96,7 @@ void Free(PyManager& self, PyRequest& request) {
 }
 
 ListPerGroup GetBlockIds(const PyManager& self, const PyRequest& request) {
-  CheckUse(self);
-  CheckOwner(self, request);
+  CheckUse(self, request);
   return ToLists(static_cast<size_t>(self.core->num_groups()), [&](size_t g) {
     return self.core->GetBlocks(*request.core, static_cast<GroupId>(g));
   });
@@ -117,8 +113,7 @@ auto OfManager(const PyManager& self) {
 }
 template <auto kQuestion>
 auto AboutRequest(const PyManager& self, const PyRequest& request) {
-  CheckUse(self);
-  CheckOwner(self, request);
+  CheckUse(self, request);
   return std::invoke(kQuestion, *self.core, *request.core);
 }
 template <auto kAction>
@@ -257,8 +252,7 @@ Raises InvalidArgumentError that names the argument, its value and the limit.)",
       .def(
           "pop_blocks_for_free",
           [](PyManager& self, PyRequest& request) {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             request.EndTables();
             return ToList(Value(self.core->PopBlocksForFree(*request.core)));
           },
@@ -272,8 +266,7 @@ Raises InvalidArgumentError that names the argument, its value and the limit.)",
       .def(
           "remove_skipped_blocks",
           [](PyManager& self, PyRequest& request, int64_t num_processed_tokens) {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             request.LetGoOfTables();
             Check(self.core->RemoveSkippedBlocks(*request.core, num_processed_tokens));
           },
@@ -283,8 +276,7 @@ Raises InvalidArgumentError that names the argument, its value and the limit.)",
       .def(
           "cache_blocks",
           [](PyManager& self, PyRequest& request, int64_t num_tokens) {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             request.OnChange();
             Check(self.core->CacheBlocks(*request.core, num_tokens));
           },
@@ -315,8 +307,7 @@ void BindQueries(nb::class_<PyManager>& c) {
       .def(
           "get_block_ids_for_computed_tokens",
           [](const PyManager& self, const PyRequest& request, int64_t num_tokens) {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             return ListsOf(self.core->GetBlockIds(*request.core, num_tokens));
           },
           nb::arg("request"), nb::arg("num_tokens"),
@@ -324,8 +315,7 @@ void BindQueries(nb::class_<PyManager>& c) {
       .def(
           "get_unhashed_block_ids",
           [](const PyManager& self, const PyRequest& request) {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             return ListsOf(self.core->GetUnhashedBlockIds(*request.core));
           },
           nb::arg("request"), "Real blocks without a key, per group.")
@@ -345,8 +335,7 @@ void BindQueries(nb::class_<PyManager>& c) {
           "get_state_checkpoint",
           [](const PyManager& self, const PyRequest& request,
              GroupId group) -> std::optional<std::tuple<int64_t, BlockId>> {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             const auto checkpoint = self.core->GetStateCheckpoint(*request.core, group);
             if (!checkpoint) return std::nullopt;
             return std::tuple(checkpoint->num_tokens, checkpoint->block);
@@ -382,11 +371,7 @@ void BindQueries(nb::class_<PyManager>& c) {
   c.def(
       "block_size",
       [](const PyManager& self, GroupId group) {
-        if (group < 0 || group >= self.core->num_groups()) {
-          Raise("NotFoundError",
-                absl::StrCat("group is ", group, ", expected 0 to ", self.core->num_groups() - 1));
-        }
-        return self.core->group(group).block_size();
+        return self.core->group(CheckGroup(self, group)).block_size();
       },
       nb::arg("group"), "Tokens that one entry of the group's block tables covers.");
 }

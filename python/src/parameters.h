@@ -162,12 +162,8 @@ void Define(Target& target, const char* name, R (*function)(Args, A...), const c
     return function(std::forward<Args>(args), std::forward<A>(a)...);
   };
   const auto define = [&](const auto&... extra) { target.def(name, call, extra..., doc); };
-  const auto arguments = std::tuple_cat(direct, ArgsOf(positional));
-  if constexpr (sizeof...(K) == 0) {
-    std::apply(define, arguments);
-  } else {
-    std::apply(define, std::tuple_cat(arguments, std::tuple(nb::kw_only()), ArgsOf(keyword_only)));
-  }
+  std::apply(define, std::tuple_cat(direct, ArgsOf(positional), std::tuple(nb::kw_only()),
+                                    ArgsOf(keyword_only)));
 }
 
 }  // namespace kvblocks::python

@@ -24,8 +24,7 @@ Result<"dict[str, int]"> ToDict(const MissCounts& counts) {
 std::string NameOf(MissReason reason) { return std::string(MissReasonName(reason)); }
 
 LookupExplanation Explain(const PyManager& self, const PyRequest& request) {
-  CheckUse(self);
-  CheckOwner(self, request);
+  CheckUse(self, request);
   absl::StatusOr<LookupExplanation> why;
   {
     const ManagerUse use(self, true);
@@ -61,8 +60,7 @@ void BindStats(nb::module_& module) {
           "record_prefix_cache_stats",
           [](PyManager& self, const PyRequest& request, int64_t num_hit_tokens,
              const LookupExplanation* why) {
-            CheckUse(self);
-            CheckOwner(self, request);
+            CheckUse(self, request);
             const MissCounts missed = why == nullptr ? MissCounts{} : why->TokensByReason();
             self.core->RecordPrefixCacheStats(*request.core, num_hit_tokens,
                                               why == nullptr ? nullptr : &missed);

@@ -36,12 +36,8 @@ struct PyBlockTable {
 
 PyBlockTable GetBlocks(const PyManager& self, nb::handle_t<PyRequest> owner, GroupId group) {
   auto& request = nb::cast<PyRequest&>(owner);
-  CheckUse(self);
-  CheckOwner(self, request);
-  if (group < 0 || group >= self.core->num_groups()) {
-    Raise("NotFoundError", absl::StrCat("get_blocks: group is ", group, ", expected 0 to ",
-                                        self.core->num_groups() - 1));
-  }
+  CheckUse(self, request);
+  CheckGroup(self, group, "get_blocks: ");
   return {nb::borrow(owner), &request, group, request.generation};
 }
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ def make_manager(*groups: kvblocks.KVCacheSpec, num_blocks: int = 100, **options
     config = kvblocks.KVCacheConfig(
         num_blocks, [kvblocks.KVCacheGroup(spec, [f"layer{i}"]) for i, spec in enumerate(groups or [full_spec()])])
     return kvblocks.KVCacheManager(config, **{"max_model_len": 4096, **options})
+
+
+def refusal(match: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """The call raises InvalidArgumentError with this in its message."""
+    with pytest.raises(kvblocks.InvalidArgumentError, match=match):
+        call(*arguments, **options)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvblocks
-from conftest import full_spec, make_manager, window_spec
+from conftest import full_spec, make_manager, refusal, window_spec
 from kvblocks import specs
 
 
@@ -69,26 +69,19 @@ def test_shortage_is_none_and_changes_nothing() -> None:
 
 def test_misuse_has_our_message(manager: kvblocks.KVCacheManager) -> None:
     request = manager.new_request("r1", range_of(10))
-    with pytest.raises(kvblocks.InvalidArgumentError, match=r"AllocateSlots\(r1\): num_new_tokens is -1"):
-        manager.allocate_slots(request, -1)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="another KVCacheManager"):
-        make_manager().allocate_slots(request, 1)
+    refusal(r"AllocateSlots\(r1\): num_new_tokens is -1", manager.allocate_slots, request, -1)
+    refusal("another KVCacheManager", make_manager().allocate_slots, request, 1)
     with pytest.raises(ValueError, match="block_size: got 0"):
         full_spec(0)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="eviction"):
-        make_manager(eviction_policy="none")
-    with pytest.raises(kvblocks.InvalidArgumentError, match="free_order"):
-        make_manager(free_order="none")
-    with pytest.raises(kvblocks.InvalidArgumentError, match="hash_algorithm"):
-        make_manager(hash_algorithm="md5")
-    with pytest.raises(kvblocks.InvalidArgumentError, match="semantics"):
-        make_manager(semantics="vllm-0.1")
+    refusal("eviction", make_manager, eviction_policy="none")
+    refusal("free_order", make_manager, free_order="none")
+    refusal("hash_algorithm", make_manager, hash_algorithm="md5")
+    refusal("semantics", make_manager, semantics="vllm-0.1")
     with pytest.raises(kvblocks.InvalidArgumentError, match="waiting"):
         request.status = "none"
     with pytest.raises(kvblocks.NotFoundError, match="group is 1"):
         manager.get_blocks(request, 1)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="block 3"):
-        manager.free_blocks([3])
+    refusal("block 3", manager.free_blocks, [3])
 
 
 def test_a_table_is_the_memory_itself_and_read_only(manager: kvblocks.KVCacheManager) -> None:
@@ -198,12 +191,9 @@ def test_hashes_of_the_caller_hit_and_grow() -> None:
     packed = b"".join(hashes[:7])
     again = manager.new_request_from_hashes("b", 112, np.frombuffer(packed, np.uint8))
     assert admit(manager, again) == 96
-    with pytest.raises(kvblocks.InvalidArgumentError, match="tokens cannot be taken back"):
-        again.sync(num_tokens=1, block_hashes=[], num_computed_tokens=0)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="33 bytes"):
-        manager.new_request_from_hashes("c", 16, [b"x" * 33])
-    with pytest.raises(kvblocks.InvalidArgumentError, match="multiple of 32"):
-        manager.new_request_from_hashes("c", 16, b"x" * 33)
+    refusal("tokens cannot be taken back", again.sync, num_tokens=1, block_hashes=[], num_computed_tokens=0)
+    refusal("33 bytes", manager.new_request_from_hashes, "c", 16, [b"x" * 33])
+    refusal("multiple of 32", manager.new_request_from_hashes, "c", 16, b"x" * 33)
     skipping = manager.new_request_from_hashes("d", 112, hashes[:7], skip_reading_prefix_cache=True)
     assert manager.get_computed_blocks(skipping).num_tokens == 0
 
@@ -308,8 +298,7 @@ def test_hits_can_be_cut_and_made() -> None:
     hits = manager.get_computed_blocks(second)
     assert hits.num_tokens == 64
     assert manager.truncate_computed_blocks(hits, 32).block_ids() == ([1, 2],)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="num_tokens is 65"):
-        manager.truncate_computed_blocks(hits, 65)
+    refusal("num_tokens is 65", manager.truncate_computed_blocks, hits, 65)
     made = kvblocks.ComputedBlocks([[1, 2]], 32)
     assert manager.allocate_slots(second, 38, made) is not None
     assert manager.get_block_ids(second)[0][:2] == [1, 2]
@@ -334,8 +323,7 @@ def test_a_config_file_makes_the_same_manager() -> None:
     manager = kvblocks.KVCacheManager.from_config(text)
     assert manager.config == kvblocks.KVCacheConfig(10, [kvblocks.KVCacheGroup(full_spec(), ["a"])])
     assert manager.max_model_len == 64 and manager.block_size(0) == 16
-    with pytest.raises(kvblocks.InvalidArgumentError, match="config:1"):
-        kvblocks.KVCacheManager.from_config("cache { num_blox: 10 }")
+    refusal("config:1", kvblocks.KVCacheManager.from_config, "cache { num_blox: 10 }")
 
 
 def test_a_plan_makes_a_manager() -> None:
@@ -348,8 +336,7 @@ def test_a_plan_makes_a_manager() -> None:
     assert manager.allocate_slots(request, 100) is not None and manager.take_events()
     with pytest.raises(kvblocks.NotFoundError, match="none"):
         kvblocks.make_plan("none", "h200")
-    with pytest.raises(kvblocks.InvalidArgumentError, match="policy"):
-        kvblocks.make_plan("gemma-3-27b", "h200", policy="none")
+    refusal("policy", kvblocks.make_plan, "gemma-3-27b", "h200", policy="none")
     with pytest.raises(FileNotFoundError):
         kvblocks.make_plan(hf_config="none.json", device="h200")
 
@@ -360,10 +347,8 @@ def test_specs_are_values() -> None:
     assert full_spec().fields["head_size_v"] == 128
     with pytest.raises(TypeError, match="unknown field colour"):
         kvblocks.KVCacheSpec.create("full_attention", colour=1)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="num_kv_heads is missing"):
-        kvblocks.KVCacheSpec.create("full_attention", block_size=16)
-    with pytest.raises(kvblocks.InvalidArgumentError, match="kind is"):
-        kvblocks.KVCacheSpec.create("none")
+    refusal("num_kv_heads is missing", kvblocks.KVCacheSpec.create, "full_attention", block_size=16)
+    refusal("kind is", kvblocks.KVCacheSpec.create, "none")
     switches = kvblocks.Semantics("vllm-0.33-exactly")
     switches.retention_interval = None
     assert switches.trusts_hits and switches != kvblocks.Semantics("vllm-0.33-exactly")
