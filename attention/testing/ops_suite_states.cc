@@ -161,23 +161,28 @@ TEST(OpsStatesTest, T15MergingCommutesToTheBit) {
   }
 }
 
+// Few states and many: kernels differ.
 TEST(OpsStatesTest, MergingInPlaceWithContextForSomeTokens) {
-  SplitKeys keys(50, 1);
-  keys.Split({0, 20, 50});
-  keys.Merge();
-  const std::vector<double> merged = keys.out.Get(), merged_lse = keys.lse.Get();
-  const std::vector<double> suffix = keys.outs.Get(), suffix_lse = keys.lses.Get();
-  MergeStatesArgs args = keys.Args();
-  args.tokens_with_context = 2;
-  args.out = keys.outs.view.Select(0, 1).value();
-  args.lse = keys.lses.view.Select(0, 1).value();
-  ASSERT_EQ(OpsUnderTest().MergeStates({}, args), absl::OkStatus());
-  const std::vector<double> out = ValuesOf(args.out), lse = ValuesOf(args.lse);
-  for (int64_t i = 0; i < 3 * 4 * 64; ++i) {
-    EXPECT_EQ(out[i], i < 2 * 4 * 64 ? merged[i] : suffix[768 + i]);
-  }
-  for (int64_t i = 0; i < 3 * 4; ++i) {
-    EXPECT_EQ(lse[i], i < 2 * 4 ? merged_lse[i] : suffix_lse[12 + i]);
+  for (const std::vector<int64_t>& cuts :
+       {std::vector<int64_t>{0, 20, 50}, std::vector<int64_t>{0, 8, 16, 24, 32, 50}}) {
+    SplitKeys keys(50, 1);
+    keys.Split(cuts);
+    keys.Merge();
+    const int64_t last = static_cast<int64_t>(cuts.size()) - 2;
+    const std::vector<double> merged = keys.out.Get(), merged_lse = keys.lse.Get();
+    const std::vector<double> suffix = keys.outs.Get(), suffix_lse = keys.lses.Get();
+    MergeStatesArgs args = keys.Args();
+    args.tokens_with_context = 2;
+    args.out = keys.outs.view.Select(0, last).value();
+    args.lse = keys.lses.view.Select(0, last).value();
+    ASSERT_EQ(OpsUnderTest().MergeStates({}, args), absl::OkStatus());
+    const std::vector<double> out = ValuesOf(args.out), lse = ValuesOf(args.lse);
+    for (int64_t i = 0; i < 3 * 4 * 64; ++i) {
+      EXPECT_EQ(out[i], i < 2 * 4 * 64 ? merged[i] : suffix[last * 768 + i]) << last + 1;
+    }
+    for (int64_t i = 0; i < 3 * 4; ++i) {
+      EXPECT_EQ(lse[i], i < 2 * 4 ? merged_lse[i] : suffix_lse[last * 12 + i]) << last + 1;
+    }
   }
 }
 
