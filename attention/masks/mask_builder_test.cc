@@ -57,8 +57,8 @@ TEST(MaskContentTest, Ex21CausalMarkerRows) {
   }
 }
 
-// EX-21, a window as large as its mask, every second key before the last two, and the chunks 0 and 3
-// or 1 and 2 that two ranks have of eight tokens.
+// EX-21, a window as large as its mask, every second key before the last two; of eight tokens two
+// ranks have chunks 0 and 3, or 1 and 2.
 TEST(MaskContentTest, PicturesOfSmallMasks) {
   AttentionMaskBuilder builder;
   EXPECT_EQ(Picture(*builder.SlidingWindow(Window(2, 6))),
