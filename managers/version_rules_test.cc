@@ -229,5 +229,36 @@ TEST(VersionRulesTest, HitsOfWindowsThatKeepMoreAreTaken) {
   EXPECT_THAT(manager->GetBlocks(*second, 0), ElementsAre(0, 0, 0, 4, 7, 8));
 }
 
+// V-115, BM-122: where groups drop, what is registered of states is not rounded, so a step may end
+// where a resend can use its state although no hit ends inside a block there (the window's blocks
+// are too large for that). The engine registers it all the same, and moves it to a block of its
+// own.
+TEST(VersionRulesTest, StatesInsideBlocksThatNoHitEndsInAreKeptAndMove) {
+  for (const bool as_engine : {false, true}) {
+    KvCacheConfig config = Config(60, {Full(4), Window(8, 16)});
+    config.groups.push_back(
+        {.spec = MambaSpec::Create(
+                     {.block_size = 8, .states = {{{16}}}, .cache_mode = MambaCacheMode::kAlign})
+                     .value()});
+    KvCacheManagerOptions options{.use_eagle = true};
+    options.semantics.retention_interval = std::nullopt;
+    options.semantics.registers_unusable_tails = as_engine;
+    ASSERT_FALSE(SupportsPartialHits(config, options));
+    const auto manager = Manager(config, options);
+    const auto request = NewRequest(*manager, Tokens(17));
+    ASSERT_EQ(Step(*manager, *request, 12), (Lists{{1, 2, 3}, {4, 5}, {0, 6}}));
+    EXPECT_EQ(manager->pool().block(6).has_key(), as_engine);
+    const Lists second = {{7, 8}, {9}, {as_engine ? 11 : 10}};
+    EXPECT_EQ(Step(*manager, *request, 5), second);
+    const std::vector<BlockCopy> copies = manager->TakeBlockCopies();
+    ASSERT_EQ(copies.size(), as_engine ? 1u : 0u);
+    if (as_engine) {
+      EXPECT_EQ(copies[0], (BlockCopy{.group = 2, .source = 6, .target = 10}));
+    }
+    EXPECT_TRUE(manager->ReleaseBlockCopies(copies).ok());
+    EXPECT_TRUE(manager->CheckInvariants().ok()) << manager->CheckInvariants();
+  }
+}
+
 }  // namespace
 }  // namespace kvblocks
