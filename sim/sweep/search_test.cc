@@ -15,6 +15,7 @@
 #include "sim/sweep/condition.h"
 #include "sim/sweep/point_runner.h"
 #include "sim/sweep/sweep_metrics.h"
+#include "sim/sweep/sweep_table.h"
 
 namespace kvblocks::sim {
 namespace {
@@ -265,7 +266,10 @@ TEST_F(SearchTest, SM109TheBorderHoldsAndTheNextValueDoesNot) {
   EXPECT_THAT(FormatBorder(report, metrics, false),
               HasSubstr(absl::StrCat("--num-blocks=", report.value())));
   int64_t num_answers = 0;
-  for (const sweep_pb::SweepRow& row : report.tried().rows()) num_answers += row.on_front();
+  for (const sweep_pb::SweepRow& row : report.tried().rows()) {
+    num_answers += row.on_front();
+    EXPECT_EQ(row.on_front(), SettingOf(row, "num_blocks") == report.value());
+  }
   EXPECT_EQ(num_answers, 1);
 
   // Limits of --slo are a condition. Beyond the range the answer is none, or its end.
