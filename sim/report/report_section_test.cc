@@ -43,7 +43,8 @@ TEST(DistributionTest, FiguresAreThoseOfASortedList) {
       EXPECT_EQ(values.max(), sorted.back());
       EXPECT_EQ(values.count(), size);
       EXPECT_EQ(values.mean(), std::accumulate(sorted.begin(), sorted.end(), int64_t{0}) / size);
-      EXPECT_EQ(values.CountAbove(250), std::ranges::count_if(sorted, [](int64_t v) { return v > 250; }));
+      EXPECT_EQ(values.CountAbove(value),
+                std::ranges::count_if(sorted, [&](int64_t v) { return v > value; }));
     }
     EXPECT_EQ(values.is_exact(), max_runs == 1000);
   }
