@@ -97,6 +97,25 @@ TEST(OffloadManagerTest, ASharedTierMustBeAlike) {
               HasSubstr("tier \"host\": shared with a manager of other blocks"));
 }
 
+TEST(OffloadManagerTest, AWindowNeedsItsLastBlocksOnly) {
+  Tiers tiers(List{{.capacity_slots = 100}}, {Full(4), Window(4, 9)});
+  const PrefixContent content = tiers.Content(33);
+  const std::vector<BlockId> full(8, 1), window = {0, 0, 0, 0, 1, 1, 1, 1};
+  const StorePlan plan =
+      tiers->PrepareStore(1, content, {.end = 33, .tables = {full, window}}).value();
+  EXPECT_THAT(plan.writes, SizeIs(12));
+  ASSERT_TRUE(tiers->CompleteStore(plan.ticket).ok());
+  EXPECT_EQ(tiers.Found(content), 32);
+  EXPECT_THAT(tiers->CostOfLoad(content, 0, 32).bytes, ElementsAre(10 * kBlockBytes));
+  EXPECT_FALSE(tiers->CostOfLoad(content, 0, 32).is_being_read);
+  EXPECT_THAT(tiers.Load(content, 32).reads, SizeIs(8 + 2));
+  EXPECT_TRUE(tiers->CostOfLoad(content, 24, 32).is_being_read);
+  EXPECT_EQ(tiers->Lookup(content, 0, 27).num_tokens, 24);
+  EXPECT_EQ(tiers->Lookup(content, 0, 23).num_tokens, 0);  // the window before has no blocks
+  EXPECT_EQ(tiers->Lookup(content, 20, 27).num_tokens, 24);
+  tiers->Abandon(2);
+}
+
 TEST(OffloadManagerTest, ADraftGroupNeedsTheBlockBehind) {
   KvCacheConfig config = Config(100, {Full(4)});
   config.groups[0].is_draft = true;

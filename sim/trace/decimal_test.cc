@@ -94,5 +94,12 @@ TEST(DecimalTest, WholePartsAreGroupedByThousands) {
   for (const auto& [number, grouped] : cases) EXPECT_EQ(GroupThousands(number), grouped);
 }
 
+TEST(DecimalTest, FormatIsTheShortestExactForm) {
+  EXPECT_EQ(FormatScaledDecimal(46926808, 6), "46.926808");
+  EXPECT_EQ(FormatScaledDecimal(1000000, 6), "1");
+  EXPECT_EQ(FormatScaledDecimal(1, 6), "0.000001");
+  EXPECT_EQ(FormatScaledDecimal(0, 6), "0");
+}
+
 }  // namespace
 }  // namespace kvblocks::sim

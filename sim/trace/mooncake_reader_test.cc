@@ -199,5 +199,22 @@ TEST(MooncakeReaderTest, IdChecksFindSecondParentsAndTokenCounts) {
   EXPECT_THAT(TraceError(trace, options), HasSubstr("t:3: error: block id: got 2 after other ids"));
 }
 
+TEST(MooncakeReaderTest, TokenIdsMustCoverThePrompt) {
+  EXPECT_THAT(
+      TraceError(
+          R"({"timestamp": 1, "input_length": 3, "output_length": 1, "block_size": 1, "hash_ids": [5, 6]})"),
+      HasSubstr("token ids: got 2, expected 3"));
+}
+
+TEST(MooncakeReaderTest, DeepNestingIsAnError) {
+  EXPECT_THAT(TraceError("{\"a\": " + std::string(5000, '[') + std::string(5000, ']') + "}"),
+              HasSubstr("JSON"));
+}
+
+TEST(MooncakeReaderTest, SyntaxErrorsNameTheColumn) {
+  EXPECT_THAT(TraceError(Row("1") + "{\"timestamp\": 1, \"x\" 5}\n"),
+              testing::ContainsRegex("t:2:[0-9]+: error: JSON"));
+}
+
 }  // namespace
 }  // namespace kvblocks::sim

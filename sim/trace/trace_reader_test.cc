@@ -308,5 +308,17 @@ TEST(TraceReaderTest, FirstLineBeyondTheLimitIsAnError) {
               HasSubstr("t:1: error: line length: got 100000 bytes"));
 }
 
+TEST(TraceReaderTest, FormatOptionOverridesDetection) {
+  TraceReaderOptions options;
+  options.format = "azure";
+  EXPECT_THAT(TraceError(Row("1"), options), HasSubstr("CSV header"));
+}
+
+TEST(TraceReaderTest, SlowDownBeyondTheClockIsAnError) {
+  TraceReaderOptions options;
+  options.speedup = {1, 1000000000000};
+  EXPECT_THAT(TraceError(Row("10000000"), options), HasSubstr("--speedup"));
+}
+
 }  // namespace
 }  // namespace kvblocks::sim
