@@ -282,7 +282,7 @@ class Checker:
     def flags_in_folders(self, folders):
         flags = {"help": None}
         for f in self.files:
-            if os.path.dirname(f) in folders and f.endswith((".cc", ".py")):
+            if os.path.dirname(f) in folders and f.endswith((".cc", ".h", ".py")):
                 for names in re.findall(r'"(--[a-z][\w,-]*)=?"', self.text(f)):
                     flags.update(dict.fromkeys(name.lstrip("-") for name in names.split(",")))
         return flags
