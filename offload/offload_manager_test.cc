@@ -254,5 +254,24 @@ TEST(OffloadManagerTest, BadCallsChangeNothing) {
   EXPECT_EQ(tiers.Found(content), 16);
 }
 
+TEST(OffloadManagerTest, ChunksOfSeveralBlocksAreReadInParts) {
+  Tiers tiers(List{{.capacity_slots = 10, .blocks_per_chunk = 3}});
+  const PrefixContent content = tiers.Content(36);
+  const StorePlan plan = tiers.Store(content, 30);
+  ASSERT_THAT(plan.writes, SizeIs(2));
+  EXPECT_EQ(plan.writes[1].first_block, 3);
+  EXPECT_EQ(plan.writes[1].bytes, 3 * kBlockBytes);
+  EXPECT_EQ(tiers.Found(content), 24);
+  EXPECT_EQ(tiers->Lookup(content, 0, 19).num_tokens, 16);
+  const LoadPlan load = tiers.Load(content, 16, 4);
+  ASSERT_THAT(load.reads, SizeIs(2));
+  EXPECT_EQ(load.reads[0].block_in_chunk, 1);
+  EXPECT_EQ(load.reads[0].num_blocks, 2);
+  EXPECT_EQ(load.reads[1].num_blocks, 1);
+  ASSERT_TRUE(tiers->CompleteLoad(load.ticket).ok());
+  EXPECT_EQ(tiers->tier(0).stats().bytes_read, 3 * kBlockBytes);
+  EXPECT_EQ(tiers->tier(0).stats().num_useful, 2);
+}
+
 }  // namespace
 }  // namespace kvblocks::offload

@@ -22,7 +22,8 @@ std::unique_ptr<Harness> Harness::Create(const Scenario& scenario) {
 Harness::Harness(const Scenario& scenario, std::unique_ptr<KvCacheManager> manager)
     : scenario_(scenario),
       manager_(std::move(manager)),
-      model_(scenario.config, scenario.options) {
+      model_(scenario.config, scenario.options),
+      outside_(static_cast<size_t>(scenario.config.num_blocks), 0) {
   Expect(manager_->scheduler_block_size() == model_.scheduler_block_size(), "scheduler block size");
   CheckAll();
 }
@@ -80,8 +81,12 @@ void Harness::Run(const Operation& operation) {
       Stats(request, numbers);
     } else if (kind < 95) {
       Query(request, numbers);
-    } else {
+    } else if (kind < 98) {
       Misuse(request, numbers);
+    } else if (kind < 99) {
+      MisuseLists(request, numbers);
+    } else {
+      MisuseForeign();
     }
   }
   CheckAll();

@@ -80,6 +80,8 @@ class Harness {
   void Query(LiveRequest& request, Numbers numbers);
   // Calls that must be refused without effect.
   void Misuse(LiveRequest& request, Numbers numbers);
+  void MisuseLists(LiveRequest& request, Numbers numbers);
+  void MisuseForeign();
 
   // One AllocateSlots on both sides with INV-16 to INV-24. `hits` of `from`, if given.
   oracle::Outcome Allocate(LiveRequest& request, oracle::AllocateParams params,
@@ -105,6 +107,7 @@ class Harness {
   std::vector<LiveRequest> requests_;
   std::vector<oracle::Content> prompts_;  // of all requests so far
   std::vector<std::vector<BlockId>> popped_;  // lists to be given back, in table order
+  std::vector<int> outside_;                  // references of popped_, per block
   oracle::ContentNumbers numbers_;
   PrefixCacheStats last_stats_;
   int64_t num_created_ = 0;

@@ -45,6 +45,9 @@ void Harness::Pop(LiveRequest& request) {
   const std::vector<BlockId> model = model_.Pop(request.model);
   Log(absl::StrCat("pop ", request.real->id(), " -> ", Show(model)));
   Expect(real.ok() && *real == model, "popped list");
+  for (BlockId id : model) {
+    if (id != kNullBlockId) ++outside_[static_cast<size_t>(id)];
+  }
   popped_.push_back(model);
   request.SetComputed(0, 0);
   request.max_processed = request.max_slots = 0;
@@ -58,6 +61,9 @@ void Harness::FreePopped(Numbers numbers) {
   if (!numbers.OneIn(4)) std::reverse(ids.begin(), ids.end());
   Log(absl::StrCat("free list ", Show(ids)));
   Expect(manager_->FreeBlocks(ids).ok() && model_.FreeBlocks(ids), "list refused");
+  for (BlockId id : ids) {
+    if (id != kNullBlockId) --outside_[static_cast<size_t>(id)];
+  }
 }
 
 void Harness::TakeCopies() {
@@ -74,6 +80,7 @@ void Harness::TakeCopies() {
   }
   if (ids.empty()) return;
   Log(absl::StrCat("copies ", Show(ids)));
+  for (BlockId id : ids) ++outside_[static_cast<size_t>(id)];
   popped_.push_back(ids);
 }
 
@@ -92,6 +99,9 @@ void Harness::Pin(LiveRequest& request, Numbers numbers) {
   Log(absl::StrCat("pin ", Show(ids)));
   Expect(manager_->PinBlocks(ids).ok(), "pin refused");
   model_.Pin(ids);
+  for (BlockId id : ids) {
+    if (id != kNullBlockId) ++outside_[static_cast<size_t>(id)];
+  }
   popped_.push_back(ids);
 }
 
@@ -259,6 +269,97 @@ void Harness::Misuse(LiveRequest& request, Numbers numbers) {
   request.SetComputed(computed, inflight);
   request.SetStatus(status);
   Expect(outcome == oracle::Outcome::kInvalid, "misuse was accepted");
+}
+
+void Harness::MisuseLists(LiveRequest& request, Numbers numbers) {
+  const Snapshot before = Take(*manager_, requests_);
+  const BlockId num_blocks = manager_->pool().num_blocks();
+  const auto allocate_with = [&](ComputedBlocks hits) {
+    return manager_->AllocateSlots(*request.real, {.num_new_tokens = 1, .computed_blocks = &hits})
+        .status();
+  };
+  const size_t num_groups = static_cast<size_t>(manager_->num_groups());
+  ExpectRefused("lists of another number of groups", before,
+                allocate_with(ComputedBlocks(HitLists(num_groups + 1), 1)));
+  ExpectRefused("negative hit length", before,
+                allocate_with(ComputedBlocks(HitLists(num_groups), -1)));
+  if (num_groups > 0) {
+    const int64_t bs = manager_->group(0).block_size();
+    ExpectRefused("lists that are too short", before,
+                  allocate_with(ComputedBlocks(HitLists(num_groups), bs)));
+    for (BlockId id : {BlockId{-1}, num_blocks, num_blocks - 1}) {
+      HitLists lists(num_groups);
+      for (size_t g = 0; g < num_groups; ++g) {
+        const int64_t size =
+            oracle::CeilDiv(bs, manager_->group(static_cast<GroupId>(g)).block_size());
+        lists[g].assign(static_cast<size_t>(size), id);
+      }
+      // The last block may really hold the request's first tokens.
+      if (id == num_blocks - 1 &&
+          (semantics().trusts_hits || manager_->pool().block(id).has_key())) {
+        continue;
+      }
+      ExpectRefused("hits that hold nothing", before, allocate_with(ComputedBlocks(lists, bs)));
+    }
+  }
+  ExpectRefused("negative trim", before, manager_->RemoveSkippedBlocks(*request.real, -1));
+  if (scenario_.options.enable_caching) {
+    ExpectRefused("negative CacheBlocks", before, manager_->CacheBlocks(*request.real, -1));
+    ExpectRefused("CacheBlocks beyond the tokens", before,
+                  manager_->CacheBlocks(*request.real, request.real->num_tokens() + 1));
+  }
+  const std::vector<BlockId> outside = {num_blocks};
+  const std::vector<BlockId> negative = {-1};
+  ExpectRefused("eviction outside the pool", before, manager_->EvictBlocks(outside));
+  ExpectRefused("eviction of a negative id", before, manager_->EvictBlocks(negative));
+  ExpectRefused("pin outside the pool", before, manager_->PinBlocks(outside));
+  ExpectRefused("free outside the pool", before, manager_->FreeBlocks(outside));
+  ExpectRefused("free of a negative id", before, manager_->FreeBlocks(negative));
+  // INV-34: a block that nobody pinned or popped may not be freed, nor once more than it was.
+  const BlockId id = static_cast<BlockId>(1 + numbers.Below(num_blocks - 1));
+  if (id < num_blocks) {
+    const std::vector<BlockId> too_often(static_cast<size_t>(outside_[static_cast<size_t>(id)]) + 1,
+                                         id);
+    ExpectRefused("double free of a list", before, manager_->FreeBlocks(too_often));
+  }
+  for (BlockId permanent = 1; permanent < num_blocks; ++permanent) {
+    if (!manager_->pool().block(permanent).is_permanent) continue;
+    const std::vector<BlockId> ids = {permanent};
+    ExpectRefused("pin of a permanent block", before, manager_->PinBlocks(ids));
+    ExpectRefused("free of a permanent block", before, manager_->FreeBlocks(ids));
+  }
+  for (BlockId none = 1; none < num_blocks; ++none) {
+    if (model_.pool().ClassOf(none) >= 0) continue;
+    const std::vector<BlockId> ids = {none};
+    ExpectRefused("pin of an id without a page", before, manager_->PinBlocks(ids));
+    break;
+  }
+  ExpectRefused("truncation below zero", before,
+                manager_->TruncateComputedBlocks(request.real_hits, -1).status());
+}
+
+// A request of another manager.
+void Harness::MisuseForeign() {
+  const auto other = KvCacheManager::Create(scenario_.config, scenario_.options);
+  Expect(other.ok(), other.status().ToString());
+  auto stranger =
+      (*other)->NewRequest({.id = "stranger", .content = {.token_ids = {1, 2, 3, 4, 5}}});
+  Expect(stranger.ok(), stranger.status().ToString());
+  const auto slots = (*other)->AllocateSlots(**stranger, {.num_new_tokens = 1});
+  Expect(slots.ok(), slots.status().ToString());
+  if (!slots->has_value()) return;
+  const Snapshot before = Take(*manager_, requests_);
+  Request& request = **stranger;
+  ExpectRefused("foreign look-up", before, manager_->GetComputedBlocks(request).status());
+  ExpectRefused("foreign allocation", before,
+                manager_->AllocateSlots(request, {.num_new_tokens = 1}).status());
+  ExpectRefused("foreign free", before, manager_->Free(request));
+  ExpectRefused("foreign pop", before, manager_->PopBlocksForFree(request).status());
+  ExpectRefused("foreign trim", before, manager_->RemoveSkippedBlocks(request, 1));
+  ExpectRefused("foreign registration", before, manager_->CacheBlocks(request, 1));
+  Expect((*other)->HoldsBlocks(request) && !manager_->HoldsBlocks(request), "foreign request");
+  Expect((*other)->Free(request).ok() && (*other)->Free(request).ok(),
+         "INV-34: a second free of a request is no error");
 }
 
 }  // namespace kvblocks::property
