@@ -32,7 +32,7 @@ KvCacheGeometry Geometry(KvLayout layout, KvPlacement placement = KvPlacement::k
   return geometry;
 }
 
-void ExpectRefused(const absl::Status& status, const char* text) {
+void ExpectNoLayout(const absl::Status& status, const char* text) {
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
   EXPECT_THAT(status, Says(text));
 }
@@ -225,7 +225,7 @@ TEST(KvCacheLayoutTest, FormatsWithScalesRefuseWhatTheyCannotPack) {
   const auto refused = [](KvRowFormat format, auto change, const char* text) {
     KvCacheGeometry geometry = Quantised(KvLayout::kNhd, format);
     change(geometry);
-    ExpectRefused(KvCacheBytes(geometry).status(), text);
+    ExpectNoLayout(KvCacheBytes(geometry).status(), text);
   };
   refused(KvRowFormat::kNvfp4, [](auto& g) { g.key_dim = 24; }, "multiples of 16");
   refused(KvRowFormat::kInt4PerTokenHead, [](auto& g) { g.value_dim = 12; }, "multiples of 8");
@@ -236,7 +236,7 @@ TEST(KvCacheLayoutTest, FormatsWithScalesRefuseWhatTheyCannotPack) {
   refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.block_padding_bytes = 2; }, "multiple of 4");
   refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.layout = KvLayout::kPagedX; }, "nhd and hnd");
   refused(KvRowFormat::kPerTokenHead, [](auto& g) { g.key_dim = int64_t{1} << 61; }, "2^60");
-  ExpectRefused(KvCacheShape(Quantised(KvLayout::kNhd, KvRowFormat::kNvfp4)).status(),
+  ExpectNoLayout(KvCacheShape(Quantised(KvLayout::kNhd, KvRowFormat::kNvfp4)).status(),
                 "MakeKvCacheView");
 }
 
@@ -270,40 +270,41 @@ TEST(KvCacheLayoutTest, SplitsAFusedFlatCache) {
 TEST(KvCacheLayoutTest, SplitRefusesWhatIsNoFlatCache) {
   std::vector<float> memory(2 * 3 * 64);
   const TensorView flat = ViewOf(absl::MakeSpan(memory), {2, 3, 64});
-  ExpectRefused(SplitKvCache(flat, 3, 8, KvLayout::kNhd).status(), "no whole number");
-  ExpectRefused(SplitKvCache(flat, 0, 8, KvLayout::kNhd).status(), "at least 1");
-  ExpectRefused(SplitKvCache(flat, std::numeric_limits<int64_t>::max(), 8, KvLayout::kNhd).status(),
-                "no whole number");
-  ExpectRefused(SplitKvCache(flat, 2, 2, KvLayout::kPagedX).status(), "x = 4");
-  ExpectRefused(SplitKvCache(flat, 2, 8, KvLayout::kMlaLatent).status(), "mla_latent");
-  ExpectRefused(
+  ExpectNoLayout(SplitKvCache(flat, 3, 8, KvLayout::kNhd).status(), "no whole number");
+  ExpectNoLayout(SplitKvCache(flat, 0, 8, KvLayout::kNhd).status(), "at least 1");
+  ExpectNoLayout(
+      SplitKvCache(flat, std::numeric_limits<int64_t>::max(), 8, KvLayout::kNhd).status(),
+      "no whole number");
+  ExpectNoLayout(SplitKvCache(flat, 2, 2, KvLayout::kPagedX).status(), "x = 4");
+  ExpectNoLayout(SplitKvCache(flat, 2, 8, KvLayout::kMlaLatent).status(), "mla_latent");
+  ExpectNoLayout(
       SplitKvCache(ViewOf(absl::MakeSpan(memory), {3, 2, 64}), 2, 8, KvLayout::kNhd).status(),
       "[2, NB, BS * Hkv * D]");
   TensorView endless = flat;
   endless.stride[0] = std::numeric_limits<int64_t>::max() / 2;
-  ExpectRefused(SplitKvCache(endless, 2, 8, KvLayout::kNhd).status(), "farthest element");
+  ExpectNoLayout(SplitKvCache(endless, 2, 8, KvLayout::kNhd).status(), "farthest element");
 }
 
 TEST(KvCacheLayoutTest, GeometryNamesWhatItRefuses) {
   KvCacheGeometry geometry = Geometry(KvLayout::kPagedX);
   geometry.key_dim = 12;
-  ExpectRefused(KvCacheBytes(geometry).status(), "no multiple of x = 8");
+  ExpectNoLayout(KvCacheBytes(geometry).status(), "no multiple of x = 8");
   geometry = Geometry(KvLayout::kNhd);
   geometry.block_size = 0;
-  ExpectRefused(KvCacheBytes(geometry).status(), "block_size is 0");
+  ExpectNoLayout(KvCacheBytes(geometry).status(), "block_size is 0");
   geometry = Geometry(KvLayout::kNhd);
   geometry.value_dim = 8;
-  ExpectRefused(KvCacheShape(geometry).status(), "key_dim 16 and value_dim 8");
+  ExpectNoLayout(KvCacheShape(geometry).status(), "key_dim 16 and value_dim 8");
   EXPECT_TRUE(KvCacheBytes(geometry).ok());
   geometry = Geometry(KvLayout::kMlaLatent);
   geometry.value_dim = 17;
-  ExpectRefused(KvCacheBytes(geometry).status(), "value_dim 17 exceeds key_dim 16");
+  ExpectNoLayout(KvCacheBytes(geometry).status(), "value_dim 17 exceeds key_dim 16");
   geometry = Geometry(KvLayout::kMlaFp8_656);
   geometry.dtype = DType::kF8E4M3;
-  ExpectRefused(KvCacheBytes(geometry).status(), "must be u8");
+  ExpectNoLayout(KvCacheBytes(geometry).status(), "must be u8");
   geometry = Geometry(KvLayout::kMlaLatent);
   geometry.num_kv_heads = 2;
-  ExpectRefused(KvCacheBytes(geometry).status(), "num_kv_heads is 2");
+  ExpectNoLayout(KvCacheBytes(geometry).status(), "num_kv_heads is 2");
 }
 
 TEST(KvCacheLayoutTest, SizesBeyondInt64AreRefused) {
@@ -311,10 +312,10 @@ TEST(KvCacheLayoutTest, SizesBeyondInt64AreRefused) {
     KvCacheGeometry geometry = Geometry(layout);
     geometry.num_blocks = int64_t{1} << 31;
     geometry.block_size = int64_t{1} << 31;
-    ExpectRefused(KvCacheBytes(geometry).status(), "2^63");
+    ExpectNoLayout(KvCacheBytes(geometry).status(), "2^63");
     geometry.num_blocks = 1;
     geometry.block_size = std::numeric_limits<int64_t>::max() / 2;
-    ExpectRefused(BytesPerBlock(geometry).status(), "2^63");
+    ExpectNoLayout(BytesPerBlock(geometry).status(), "2^63");
   }
 }
 

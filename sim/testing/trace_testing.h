@@ -3,6 +3,7 @@
 #ifndef KVBLOCKS_SIM_TESTING_TRACE_TESTING_H_
 #define KVBLOCKS_SIM_TESTING_TRACE_TESTING_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "sim/trace/trace_reader.h"
 
 namespace kvblocks::sim {
+
+inline constexpr int64_t kMs = 1000000;  // in nanoseconds
 
 inline absl::StatusOr<std::vector<TraceRequest>> AllRequests(TraceReader& reader) {
   std::vector<TraceRequest> requests;

@@ -14,7 +14,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-constexpr int64_t kMs = 1000000;
 constexpr const char* kMeasurements = "sim/trace/testdata/formats/";
 
 Measurement Measured(const std::string& file) {

@@ -20,8 +20,6 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-constexpr int64_t kMs = 1000000;
-
 std::vector<int64_t> Arrivals(const std::string& content, const TraceReaderOptions& options = {}) {
   auto requests = ReadTrace(content, options);
   EXPECT_TRUE(requests.ok()) << requests.status();
