@@ -149,6 +149,20 @@ TEST(PoolMetricsTest, GaugesAreWeightedWithTime) {
   EXPECT_EQ(report.totals().requests_rejected(), 1);
 }
 
+TEST(MetricsTest, WhoIsPreemptedAgainIsAffectedOnce) {
+  int64_t again = 0;
+  for (int64_t num_blocks = 13; num_blocks < 30; ++num_blocks) {
+    Replay replay;
+    replay.config.kv_cache.num_blocks = num_blocks;
+    replay.config.scheduler.reserve_full_isl = false;
+    for (const char* id : {"A", "B", "C"}) replay.Add({.id = id, .prompt = 8, .output = 40});
+    const pb::Preemption preemption = ReportOf(replay).preemption();
+    EXPECT_LE(preemption.requests_affected(), 3) << num_blocks;
+    again += preemption.preemptions() - preemption.requests_affected();
+  }
+  EXPECT_GT(again, 0);
+}
+
 class PoolGauges : public ::testing::TestWithParam<bool> {};
 
 INSTANTIATE_TEST_SUITE_P(SyncAndAsync, PoolGauges, ::testing::Bool());

@@ -59,6 +59,7 @@ TEST(RequestSelectorTest, RefusesWhatSelectsNothing) {
   }
   EXPECT_EQ(RequestSelector::Parse("line:0").status().message(),
             "got \"line:0\", expected a whole number of 1 or more behind the colon");
+  EXPECT_TRUE(RequestSelector::Parse("row:0").ok());
 }
 
 // --- Request life ---
@@ -382,7 +383,7 @@ TEST(RequestLifeTest, EveryLifeAddsUp) {
 // --- The worst ---
 
 TEST(WorstMissesTest, ListsThoseThatLostMostEarlierRowsFirst) {
-  const auto content = Content(13, 0, 13);
+  const auto content = Content(13, 0, 13), shorter = Content(0, 100, 9);
   for (const size_t top : {size_t{0}, size_t{1}, size_t{5}}) {
     Replay replay;
     replay.config.kv_cache.num_blocks = 8;
@@ -391,6 +392,9 @@ TEST(WorstMissesTest, ListsThoseThatLostMostEarlierRowsFirst) {
     replay.Add({.id = "A2", .prompt = 13, .output = 1, .at = 10, .content = content});
     replay.Add({.id = "Y", .prompt = 25, .output = 1, .at = 15});
     replay.Add({.id = "A3", .prompt = 13, .output = 1, .at = 20, .content = content});
+    replay.Add({.id = "B", .prompt = 9, .output = 1, .at = 25, .content = shorter});
+    replay.Add({.id = "Z", .prompt = 25, .output = 1, .at = 30});
+    replay.Add({.id = "B2", .prompt = 9, .output = 1, .at = 35, .content = shorter});
     WorstMisses worst(top);
     ReplayMetricsOptions options;
     options.admissions = &worst;
@@ -399,8 +403,9 @@ TEST(WorstMissesTest, ListsThoseThatLostMostEarlierRowsFirst) {
     ASSERT_TRUE(replay.Run().ok());
     pb::Explanation explanation;
     worst.Fill(&explanation);
-    ASSERT_EQ(explanation.worst_size(), static_cast<int>(std::min<size_t>(top, 2)));
+    ASSERT_EQ(explanation.worst_size(), static_cast<int>(std::min<size_t>(top, 3)));
     if (top == 0) continue;
+    if (top > 2) EXPECT_FIELDS(explanation.worst(2), "name.id B2, evicted_tokens 8");
     EXPECT_FIELDS(explanation.worst(0),
                   "name.id A2, evicted_tokens 12, partial_tokens 1, last_use.age_s 9, "
                   "last_use.distance_blocks 7");
