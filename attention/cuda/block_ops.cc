@@ -64,7 +64,8 @@ BlockBytes BlocksOf(const ConstTensorView& from, const TensorView& to) {
 
 constexpr BlockPair kWhole[] = {{0, 0}};  // of tensors that are one block
 
-// Launches kernels for pairs of blocks of the tensors that are added, as many of both as each takes.
+// Launches kernels for pairs of blocks of the tensors that are added, as many of both as each
+// takes.
 class BlockLauncher {
  public:
   // `fill`: what blocks become that come from nowhere.

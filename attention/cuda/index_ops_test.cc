@@ -91,19 +91,24 @@ Tensor FreshSlots(int64_t rows) {
 
 // --- Worked examples, and what the device alone can see ---
 
+WindowIndicesArgs WindowOfFour(const Tensor& starts, const Tensor& lens, const Tensor& table,
+                               Tensor& indices, Tensor& counts) {
+  return {.window = 4,
+          .query_start_loc = starts.view,
+          .seq_lens = lens.view,
+          .block_table = table.view,
+          .block_size = 2,
+          .num_blocks = 10,
+          .indices = indices.view,
+          .lens = counts.view};
+}
+
 TEST(CudaIndexOpsTest, Ex12WindowIndices) {
   const auto lists_of = [](const std::vector<double>& row, double length, double query_len,
                            int64_t padded, uint32_t flags) {
     const Tensor starts = List({0, query_len}), lens = List({length}), table = Table(row, 1);
     Tensor indices = Fresh(padded, 4), counts = Fresh(padded);
-    const WindowIndicesArgs args = {.window = 4,
-                                    .query_start_loc = starts.view,
-                                    .seq_lens = lens.view,
-                                    .block_table = table.view,
-                                    .block_size = 2,
-                                    .num_blocks = 10,
-                                    .indices = indices.view,
-                                    .lens = counts.view};
+    const WindowIndicesArgs args = WindowOfFour(starts, lens, table, indices, counts);
     EXPECT_EQ(FlagsOf(CudaBuildSwaIndices, args), flags);
     return std::make_pair(indices.Get(), counts.Get());
   };
@@ -240,14 +245,7 @@ TEST(CudaIndexOpsTest, ShapesAndDevicesAreCheckedAsOnTheHost) {
   const Tensor starts = List({0, 1}), lens = List({3}), table = Table({1, 2}, 1);
   Tensor indices = Fresh(1, 4), counts = Fresh(1);
   const auto refuse = [&](auto change, const std::string& words) {
-    WindowIndicesArgs args = {.window = 4,
-                              .query_start_loc = starts.view,
-                              .seq_lens = lens.view,
-                              .block_table = table.view,
-                              .block_size = 2,
-                              .num_blocks = 10,
-                              .indices = indices.view,
-                              .lens = counts.view};
+    WindowIndicesArgs args = WindowOfFour(starts, lens, table, indices, counts);
     // Refused before anybody looks at the elements, wherever they are.
     ExecContext context;
     context.device = {DeviceKind::kCuda, 0};

@@ -106,7 +106,7 @@ ListPerGroup ListsOf(const std::vector<std::vector<BlockId>>& lists) {
   return ToLists(lists.size(), [&](size_t g) { return absl::MakeConstSpan(lists[g]); });
 }
 
-// Methods of the core: what it tells, what it tells of a request, and what it does with blocks.
+// Methods of the core: its state, the state of a request, and what it does with blocks.
 template <auto kGetter>
 auto OfManager(const PyManager& self) {
   return std::invoke(kGetter, *self.core);

@@ -66,8 +66,8 @@ class TimeSeries {
   static constexpr int64_t kOneStep = int64_t{1} << 60;
   struct Point {
     enum { kRunning, kWaiting, kReferenced, kResident, kBusy, kStepsRun, kNumIntegrals };
-    // Over time; kStepsRun: steps that ran, one that ran partly in the tick by its part, in units of
-    // 2^-60.
+    // Over time; kStepsRun: steps that ran, one that ran partly in the tick by its part, in units
+    // of 2^-60.
     std::array<Integral, kNumIntegrals> integrals = {};
     Counts counts;
   };

@@ -267,10 +267,10 @@ absl::StatusOr<std::string> DetectFormat(std::string head, const std::string& fi
 }
 
 absl::StatusOr<std::string> PeekHead(std::unique_ptr<ByteSource>* source, size_t max_bytes) {
-  auto ahead = std::make_unique<BufferedSource>(std::move(*source));
+  auto buffered = std::make_unique<BufferedSource>(std::move(*source));
   FirstLine line;
-  for (bool more = true; more && ahead->bytes().size() < max_bytes;) {
-    const std::string_view head = ahead->bytes();
+  for (bool more = true; more && buffered->bytes().size() < max_bytes;) {
+    const std::string_view head = buffered->bytes();
     // A native file is recognised by its first bytes and may have no line end for long, and an
     // array may be the whole file in one line.
     if (head.starts_with(kNativeMagic)) break;
@@ -278,10 +278,10 @@ absl::StatusOr<std::string> PeekHead(std::unique_ptr<ByteSource>* source, size_t
         (line.Find(head) || line.BeginsWith(head, '['))) {
       break;
     }
-    KVBLOCKS_ASSIGN_OR_RETURN(more, ahead->ReadMore());
+    KVBLOCKS_ASSIGN_OR_RETURN(more, buffered->ReadMore());
   }
-  std::string head(ahead->bytes());
-  *source = std::move(ahead);
+  std::string head(buffered->bytes());
+  *source = std::move(buffered);
   return head;
 }
 

@@ -128,8 +128,8 @@ class JsonFields {
   JsonFields(std::vector<Field> fields, const RowLog* log,
              std::vector<std::string_view> ignored = {});
 
-  // A whole line, padded as LineReader does. Problems are in the row `at`, and begin with `where`. A
-  // line that is not one JSON object is a problem with its column, and false.
+  // A whole line, padded as LineReader does. Problems are in the row `at`, and begin with `where`.
+  // A line that is not one JSON object is a problem with its column, and false.
   bool ParseLine(std::string_view text, const TraceRequest* at, std::vector<TraceProblem>* problems,
                  std::string where = "");
   // The same, and whether there is no problem at all, missing fields included.

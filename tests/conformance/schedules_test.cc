@@ -95,7 +95,8 @@ std::string EndLine() {
     return text.substr(at, text.find_first_not_of("0123456789", at) - at);
   };
   return absl::StrCat(R"({"end":true,"t":30,"steps":3,"free":9,"queue_crc32":)",
-                      number_after("queue_crc32 "), R"(,"keyed_blocks":)", number_after("keyed_blocks "), "}");
+                      number_after("queue_crc32 "), R"(,"keyed_blocks":)",
+                      number_after("keyed_blocks "), "}");
 }
 
 TEST(SchedulesTest, EveryChangedValueIsFound) {
